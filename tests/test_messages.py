@@ -59,6 +59,9 @@ MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mp
 $ CHECKPOINT.keep_last=0
 CHECKPOINT.keep_last = 0 (command line): expected int >= 1
 
+$ LOSS=null
+LOSS = null (command line): expected mapping of keys: name; leave LOSS out for its defaults, or set a key, as in LOSS.name=...
+
 $ LOSS.name=focl
 LOSS.name = 'focl' (command line): no loss has this name. Known: ...; a dotted path works too.
 

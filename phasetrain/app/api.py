@@ -17,7 +17,7 @@ from phasetrain.config.compose.override_text import format_overrides
 from phasetrain.config.objects import provide_objects
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import PhasetrainError
-from phasetrain.runs.history import Best, read_history
+from phasetrain.runs.history import History, read_history
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.storage import open_storage
@@ -117,11 +117,17 @@ def with_history(result: RunResult) -> RunResult:
     run = RunView(result.folder)
     history = read_history(run)
     best = history.best_monitored(run.monitor) if run.monitor else history.best()
+    updates_of = _list_checkpoints(result.folder)
     if best is not None:
-        best = replace(best, checkpoint=_checkpoint_at(result.folder, best))
+        kept = [path for path, updates in updates_of.items() if updates == best.updates]
+        best = replace(best, checkpoint=next(reversed(kept), ""))
     last = result.last
     if result.state == "finished" or not last:
-        last = {**history.last, **last}  # earlier attempts may have measured some of it
+        measured = history
+        if result.loaded_checkpoint:  # all other metrics are of other weights
+            updates = updates_of.get(result.loaded_checkpoint)
+            measured = History([row for row in history if row.get("updates") == updates])
+        last = {**measured.last, **last}  # earlier attempts may have measured some of it
     return replace(result, last=last, history=history, best=best)
 
 
@@ -143,18 +149,11 @@ def overrides_of(config: Config, namer: ObjectNamer | None = None) -> list[str]:
     return words
 
 
-def _checkpoint_at(folder: str, best: Best) -> str:
-    """Return the newest checkpoint that was saved after the update of `best`, or an empty text."""
+def _list_checkpoints(folder: str) -> dict[str, int]:
+    """Return path -> updates of the checkpoints of a run, oldest first."""
     reader = Checkpointer(f"{folder}/checkpoints", open_storage(folder))
     try:
         listed = reader.list_checkpoints()
     except (PhasetrainError, OSError):
-        return ""  # the run has ended: its result is not lost over a folder that went away
-    kept = [
-        checkpoint.name
-        for checkpoint in listed
-        if checkpoint.manifest.state["updates"] == best.updates
-    ]
-    if kept:
-        return f"{reader.root}/{kept[-1]}"
-    return ""
+        return {}  # the run has ended: its result is not lost over a folder that went away
+    return {f"{reader.root}/{saved.name}": saved.manifest.state["updates"] for saved in listed}

@@ -36,7 +36,8 @@ class RunResult:
         folder: the run folder.
         reason: why the run ended.
         updates: number of optimizer updates.
-        last: latest value of every metric, by `split/name`.
+        last: latest value of every metric, by `split/name`; with `loaded_checkpoint` the ones
+            measured with its weights.
         digest: SHA-256 over names and bytes of the model's state; empty if no model was trained.
         seconds: wall time of this attempt.
         loaded_checkpoint: path of the checkpoint whose weights were loaded at the end

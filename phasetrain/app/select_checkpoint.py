@@ -1,6 +1,7 @@
 """The checkpoint that RUN.checkpoint names, and its weights in a task or a model."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -45,6 +46,8 @@ def build_task(
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:
         raise _make_misfit_error(loaded, "MODEL or LOSS", str(error)) from error
+    # Without it, a part that draws from NumPy's generator in a few steps only would not be seeded.
+    task.generators.load_state_dict(shared.get("generators", {}))
     return task
 
 
@@ -75,24 +78,12 @@ def _make_misfit_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> 
 
 
 def choose_checkpoint(setup: Setup, folder: RunFolder) -> LoadedCheckpoint | None:
-    """Return the checkpoint that RUN.checkpoint names, None for `none`.
-
-    Rank 0 chooses it for all ranks, because a run that is training may save in the meantime.
-    """
+    """Return the checkpoint that RUN.checkpoint names, None for `none`; a collective call."""
     if setup.config.RUN.checkpoint == NONE:
         return None
-    world = setup.world
     checkpointer = build_checkpointer(setup, folder)
-    chosen: list[LoadedCheckpoint] = []
-
-    def choose() -> str:
-        chosen.append(_load_named(setup, folder, checkpointer))
-        return chosen[0].path
-
-    path = world.run_on_main(choose)
-    if chosen:
-        return chosen[0]
-    return checkpointer.load_when_visible(path)
+    load = partial(_load_named, setup, folder, checkpointer)
+    return checkpointer.load_together(setup.world, load)
 
 
 def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> LoadedCheckpoint:
@@ -107,18 +98,18 @@ def _load_named(setup: Setup, folder: RunFolder, checkpointer: Checkpointer) -> 
         if not names:
             return checkpointer.load(named)  # a path, perhaps of a checkpoint of another run
         return checkpointer.load(f"{checkpointer.root}/{names[-1]}")
-    if named == "best" and checkpointer.retention.monitor is None:
+    measured = ""
+    if named == "latest":
+        loaded = checkpointer.load_newest()
+    elif checkpointer.retention.monitor is None:
         raise ConfigError(
             "RUN.checkpoint = 'best': expected CHECKPOINT.best.monitor, the metric by which it is "
             "the best, such as valid/accuracy or -valid/loss",
             code="config.no_monitor",
         )
-    if named == "best":
+    else:
         loaded = checkpointer.load_best()
         measured = f" in which {checkpointer.retention.monitor} was measured"
-    else:
-        loaded = checkpointer.load_newest()
-        measured = ""
     if loaded is None:
         raise ConfigError(
             f"RUN.checkpoint = {named!r} and RUN.dir = {folder.path!r} contains no "
@@ -141,7 +132,7 @@ def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:
     """Return the phase of a run in which a checkpoint was saved, or that had just ended.
 
     Args:
-        plan: of the run.
+        plan: of the checkpoint.
         state: position of the checkpoint, from its manifest.
     """
     if not len(plan.phases):
@@ -149,5 +140,4 @@ def find_phase(plan: Plan, state: Mapping[str, Any]) -> Phase | None:
     index = int(state["phase"])
     if not int(state["step"]):
         index -= 1  # the phase that has just ended
-    # The plan of the config may be shorter than that of the run.
-    return plan.phases[min(max(index, 0), len(plan.phases) - 1)]
+    return plan.phases[max(index, 0)]

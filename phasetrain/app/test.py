@@ -10,8 +10,17 @@ from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint
 from phasetrain.app.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, PhaseTable, Plan, make_test_phase
+from phasetrain.engine.plan import (
+    AVERAGED,
+    START,
+    TRAIN,
+    Anchor,
+    PhaseTable,
+    Plan,
+    make_test_phase,
+)
 from phasetrain.engine.position import RunState
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Numerics
 from phasetrain.models.digest import hash_model
@@ -41,39 +50,52 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         raise ConfigError(
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
-    plan_of_run = builder.plan(data) if TRAIN in data else Plan()
-    task = build_task(builder, data, plan_of_run, loaded)
-    path, updates = NONE, 0
-    phase_of_run: Phase | None = None
+    task = build_task(builder, data, builder.plan(data) if TRAIN in data else Plan(), loaded)
+    path = NONE
+    epoch = stage = 0
+    state = RunState()
+    anchor = START
     title = "weights of MODEL.weights" if setup.config.MODEL.weights else "initial weights"
     if loaded is not None:
         path = loaded.path
-        phase_of_run = find_phase(plan_of_run, loaded.manifest.state)
-        updates = loaded.manifest.state["updates"]
-        title = f"{path} at update {updates}"
-    # The random numbers of transforms depend on the epoch, transforms and losses on the stage.
-    epoch, stage = (phase_of_run.epoch, phase_of_run.stage) if phase_of_run else (0, 0)
-    limit = builder.context.stage_configs[stage].PHASES.limit.test
-    phases = [make_test_phase(split, epoch=epoch, limit=limit, stage=stage) for split in tests]
+        # Of the checkpoint: a run that was stopped or extended has another plan than its config.
+        plan_of_run = decode_plan(loaded.promised["plan"])
+        saved = loaded.manifest.state
+        state = RunState(updates=saved["updates"], samples=saved["samples"])
+        title = f"{path} at update {state.updates}"
+        if phase := find_phase(plan_of_run, saved):
+            # Random numbers are seeded by updates in models, and by the epoch in transforms.
+            # Transforms and losses depend on the stage.
+            epoch, stage = phase.epoch, phase.stage
+            reached = plan_of_run.position(replace(state, phase=phase.index))
+            anchor = Anchor(state.updates, reached.where, reached.within)
+    configs = builder.context.stage_configs
+    stage = min(stage, len(configs) - 1)  # the config may have fewer stages than the run
+    limit = configs[stage].PHASES.limit.test
     averages = [
         f"{AVERAGED}{name}"
         for name, average in task.parts.averages.items()
         if average.settings.test and loaded is not None
     ]
-    tested = [(phase, weights) for phase in phases for weights in ("", *averages)]
-    phases = [replace(phase, split=f"{phase.split}{weights}") for phase, weights in tested]
-    plan = Plan(PhaseTable(phases))
+    phases = [
+        make_test_phase(
+            replace(split, name=f"{split.name}{weights}"), epoch=epoch, limit=limit, stage=stage
+        )
+        for split in tests
+        for weights in ("", *averages)
+    ]
+    plan = Plan(PhaseTable(phases), anchor)
     latest = LatestMetrics()
     for split in tests:
         task.check_targets(split.name, read_first_targets(data[split.name].reader))
     called = Hooks({"latest": latest, "numerics": Numerics(), **(hooks or {})}, setup.world)
-    engine = PhaseEngine(task, plan, RunState(), called, world=setup.world)
+    engine = PhaseEngine(task, plan, state, called, world=setup.world)
     with setup.machine.apply_settings():
         engine.run()
     rows = [(name, f"{value:.4f}") for name, value in latest.metrics.items()]
     setup.terminal.print_table(title, ("metric", "value"), rows)
     file = folder.file(f"test-{path.rstrip('/').rpartition('/')[2]}.json")
-    content = {"checkpoint": path, "updates": updates, "metrics": latest.metrics}
+    content = {"checkpoint": path, "updates": state.updates, "metrics": latest.metrics}
     # Metrics are reduced over all ranks, so rank 0 has the result of all.
     if setup.world.is_main:
         with folder.writing():
@@ -84,7 +106,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         "tested",
         folder=folder.path,
         reason=path,
-        updates=updates,
+        updates=state.updates,
         last=latest.metrics,
         details=content,
         digest=hash_model(task.parts.model),

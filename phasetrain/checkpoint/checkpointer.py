@@ -80,6 +80,26 @@ class Checkpointer(CheckpointReader):
             self._verified.add(self.parent)  # it was read in full just now
         return loaded
 
+    def load_together(
+        self, world: World, load: Callable[[], LoadedCheckpoint | None]
+    ) -> LoadedCheckpoint | None:
+        """Return the checkpoint that `load` returns on rank 0, on every rank; a collective call.
+
+        Rank 0 chooses, because a run that is training may save in the meantime.
+        """
+        loaded: LoadedCheckpoint | None = None
+
+        def choose() -> str:
+            nonlocal loaded
+            loaded = load()
+            return "" if loaded is None else loaded.path
+
+        path = world.run_on_main(choose)
+        if path and not world.is_main:
+            # On a network file system it may be visible to this rank later.
+            return self.load_when_visible(path)
+        return loaded
+
     def clear_leftovers(self) -> None:
         """Delete remains of interrupted saves; only the owner of the run folder may call this."""
         for name in delete_leftovers(self.storage, self.root):

@@ -16,7 +16,7 @@ class Retention:
     """Rules for the checkpoints to keep, in addition to pinned and named ones.
 
     Attributes:
-        last: number of newest checkpoints.
+        last: number of newest checkpoints, at least 2: the newest may turn out to be damaged.
         every_updates: keep checkpoints at multiples of this number of updates, or None.
         every_epochs: keep checkpoints at the end of every n-th epoch, or None.
         monitor: `split/metric` by which checkpoints are ranked, with a minus sign if smaller is
@@ -41,10 +41,9 @@ class Retention:
         # Several commits of one position come from repeated interruptions there.
         latest = list({_position_in_name(saved.name): saved for saved in found}.values())
         healthy = [saved for saved in latest if saved.manifest.facts.healthy]
-        # Two healthy ones unless the config says 1: the newest may turn out to be damaged.
         chosen = [
-            *latest[-self.last :],
-            *healthy[-min(self.last, 2) :],
+            *latest[-max(self.last, 2) :],
+            *healthy[-2:],
             *self.rank_by_monitor(latest)[: self.best],
             *(saved for saved in found if saved.manifest.facts.name),
             *(saved for saved in latest if self._is_milestone(saved.manifest)),

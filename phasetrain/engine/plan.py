@@ -256,6 +256,8 @@ class Plan:
     def within(self, stage: int, updates: int) -> float:
         """Return progress through a stage after a number of updates, 1 at its end; `where` if it is
         the only one."""
+        if not self.updates:  # tests after an update of another plan
+            return self.anchor.within
         if len(self.stages) == 1:
             return self.where_at(updates)
         begin = self.stages[stage].begin
@@ -268,18 +270,14 @@ class Plan:
     def position(self, state: RunState) -> Position:
         """Return the position of the step under way."""
         phase = self.phases[state.phase]
-        where = self.where_at(state.updates)
-        within = where
-        if len(self.stages) > 1:
-            within = self.within(phase.stage, state.updates)
         return Position(
             phase.split,
             state.updates,
             phase.first + state.step,
-            where,
+            self.where_at(state.updates),
             phase.samples_in(state.step),
             phase.stage,
-            within,
+            self.within(phase.stage, state.updates),
             self._epoch_start(phase, state),
         )
 

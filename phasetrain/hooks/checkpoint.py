@@ -122,7 +122,7 @@ class CheckpointHook(Hook):
         self.signals = signals
         self.saves = 0
         self.failures = 0
-        self.best: tuple[str, dict[str, float]] | None = None
+        self.best: tuple[str, Mapping[str, float]] | None = None
         monitor = checkpointer.retention.monitor
         self._monitor: Monitor | None = None
         if monitor is not None:
@@ -485,33 +485,25 @@ class CheckpointHook(Hook):
         log.warning("%s%s", error, effect)
 
 
-def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, dict[str, float]] | None:
+def load_best(checkpointer: Checkpointer, run: Run) -> tuple[str, Mapping[str, float]] | None:
     """Load the best weights into the model; the file `best` gets the path of the checkpoint.
 
     Returns:
         Path and metrics of the best checkpoint; None if no checkpoint has the monitored metric.
     """
     monitor = checkpointer.retention.monitor
-    best: LoadedCheckpoint | None = None
-
-    def choose_best() -> str:
-        nonlocal best
-        best = checkpointer.load_best()
-        return "" if best is None else best.path
-
-    path = run.world.run_on_main(choose_best)
-    if not path:
+    loaded = checkpointer.load_together(run.world, checkpointer.load_best)
+    if loaded is None:
         log.warning(
             "CHECKPOINT.load_best: no checkpoint has a value of %s, so the last weights are kept",
             monitor,
         )
         return None
-    # Other ranks read the file themselves; on a network file system it may be visible there later.
-    loaded = best or checkpointer.load_when_visible(path)
+    path = loaded.path
     restore(run, loaded, "learned")
     log.info("loaded the weights of %s, the best by %s", path, monitor)
     run.world.run_on_main(lambda: checkpointer.mark_best(path))
-    return path, dict(loaded.manifest.facts.metrics)
+    return path, loaded.manifest.facts.metrics
 
 
 def has_rule(settings: CheckpointSection) -> bool:

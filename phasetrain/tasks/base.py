@@ -36,7 +36,7 @@ class Task(StepRunner, TaskState, Predictor):
 
     Attributes:
         counted: unit of `StepOutput.weight`, `samples` or `tokens`; for speeds.
-        uses_loss: whether the task uses section LOSS; for messages.
+        uses_loss: whether the task uses section LOSS; for messages and `check_targets`.
     """
 
     counted: ClassVar[str] = "samples"

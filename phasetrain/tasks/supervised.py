@@ -108,7 +108,7 @@ class Supervised(Task):
         where = f"DATA.{split.upper()}"
         measured = meters_of(self.meters, split)
         meters = [name for name, meter in measured.items() if meter.needs_target]
-        if self._needs_target:
+        if self.uses_loss and self._needs_target:
             needing = f"LOSS ({_type_name(self.parts.loss)})"
         elif meters:
             needing = f"METERS.{meters[0]}"
@@ -117,8 +117,9 @@ class Supervised(Task):
         advice = "" if split == "train" else f", or leave the split out with {where}=null"
         raise ConfigError(
             f"{where}: its samples have no targets (None), and {needing} needs them; use a dataset "
-            f"with targets, or if they are ignored, set {where}.label_type=zero, or needs_target = "
-            f"False in the class of the loss or meter{advice}",
+            f"with targets, or if they are ignored, set {where}.label_type=zero (instead of "
+            "targets: [], if set), or needs_target = False in the class of the loss or meter"
+            f"{advice}",
             code="data.no_targets",
         )
 

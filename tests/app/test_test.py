@@ -4,13 +4,16 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from harness import (
     SMALL,
     KillAfter,
     SaveEachStep,
     differences_of_runs,
     newest,
+    records,
     run_until_killed,
     train,
 )
@@ -21,10 +24,14 @@ from phasetrain.app.engines import run_engine
 from phasetrain.app.result import RunResult
 from phasetrain.app.stored.stored_config import use_folder
 from phasetrain.checkpoint import Checkpointer
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.position import Position
 from phasetrain.errors import ChangedError, ConfigError, NoValidCheckpointError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import TASKS, Supervised
+from phasetrain.tasks.parts import StepEvents
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,50 @@ def test_random_transforms_of_a_test_are_those_of_the_epoch(tmp_path: Path) -> N
     assert before.last is not None
     assert found.last is not None
     assert found.last["test/loss"] == before.last["test/loss"]
+
+
+@TASKS.register("noisy_tests")
+class Noisy(Supervised):
+    """Measures noise: of torch in each pass, of NumPy in training and in the last test step."""
+
+    def forward(self, batch: Batch) -> StepOutput:
+        out = super().forward(batch)
+        out.logs = {"noise": torch.rand(())}
+        if self.model.training:
+            np.random.rand()
+        return out
+
+    def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        out = super().test_step(batches, at, events)
+        late = np.random.rand() if at.step == 3 else 0.0
+        self.add_logs(out, {"late": late, "where": at.where, "within": at.within})
+        return out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["PHASES.epochs=3", "MODEL.ema={decay: 0.9}"],
+        ["PHASES.epochs=null", "PHASES.stages=[{epochs: 1}, {epochs: 3}]"],
+        [
+            "HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 100}",
+            "PHASES.test_every.epochs=2",
+        ],
+    ],
+)
+def test_draws_of_a_test_are_those_of_the_run(tmp_path: Path, words: list[str]) -> None:
+    monitor = "CHECKPOINT.best.monitor=-test/accuracy"
+    words = ["TASK.name=noisy_tests", "PHASES.limit.test=4", monitor, *words]
+    train(tmp_path, *words)
+    measured: dict[int, dict[str, float]] = {}
+    for record in records(tmp_path):
+        if record["kind"] == "phase" and record["split"] != "train":
+            values = {f"{record['split']}/{name}": v for name, v in record["metrics"].items()}
+            measured.setdefault(record["updates"], {}).update(values)
+    for which in ("latest", "best"):
+        found = test(tmp_path, *words, f"RUN.checkpoint={which}")
+        assert found.last == measured[found.updates]
+    assert len({values["test/noise"] for values in measured.values()}) == len(measured) > 1
 
 
 def test_metrics_are_written_next_to_the_run(trained: tuple[Path, RunResult]) -> None:

@@ -155,7 +155,7 @@ class TestDraft:
 
 class TestRetention:
     @pytest.mark.parametrize(
-        ("keep_last", "kept"), [(2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
+        ("keep_last", "kept"), [(1, [4, 5]), (2, [4, 5]), (3, [3, 4, 5]), (9, [1, 2, 3, 4, 5])]
     )
     def test_the_newest_are_kept(self, tmp_path: Path, keep_last: int, kept: list[int]) -> None:
         save(tmp_path, [1, 2, 3, 4, 5], keep_last=keep_last)

@@ -89,6 +89,24 @@ def test_result_status_log_and_pointer_name_the_best_checkpoint(
     assert (folder / "checkpoints" / "best").read_text() == "p0004-s00000000"
 
 
+@pytest.mark.parametrize(("values", "best"), [((0.5, 0.9, 0.9), 10), ((0.5, 0.6, 0.9), 15)])
+def test_metrics_of_the_result_are_of_the_best_weights(
+    tmp_path: Path, values: tuple[float, ...], best: int
+) -> None:
+    late = "DATA.LATE={dataset: digits, split: test, batch_size: 32, every: end}"
+    words = (*BEST, late, "MODEL.ema={decay: 0.9}")
+    result = trained(tmp_path, *words, values=values)
+    measured = {
+        f"{record['split']}/{name}": value
+        for record in records(tmp_path)
+        if record["kind"] == "phase" and record["updates"] == best
+        for name, value in record["metrics"].items()
+    }
+    assert ("late/loss" in measured, "test@ema/loss" in measured) == (best == 15, True)
+    assert result.last == measured | {"test/accuracy": 0.9}
+    assert trained(tmp_path, *words, values=values).last == result.last
+
+
 def test_last_checkpoint_is_the_last_state(whole: tuple[Path, RunResult], tmp_path: Path) -> None:
     folder, result = whole
     last = train(tmp_path, hooks={"measured": Measured(0.5, 0.9, 0.9)})

@@ -150,7 +150,18 @@ class TestSplitsWithoutTargets:
             self.made(nn.CrossEntropyLoss()).check_targets("test", None)
         assert "LOSS (CrossEntropyLoss)" in str(caught.value)
         assert "DATA.TEST.label_type=zero" in str(caught.value)
+        assert "instead of targets: []" in str(caught.value)
         self.made(nn.CrossEntropyLoss()).check_targets("test", 3)
+
+    def test_task_without_a_loss_needs_targets_for_meters_only(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Supervised, "uses_loss", False)
+        self.made(nn.CrossEntropyLoss()).check_targets("test", None)
+        with raises(ConfigError, key="DATA.TEST", code="data.no_targets"):
+            self.made(nn.CrossEntropyLoss(), top=METERS.build("accuracy")).check_targets(
+                "test", None
+            )
 
     def test_loss_that_ignores_targets_is_accepted(self) -> None:
         class Spread(nn.Module):

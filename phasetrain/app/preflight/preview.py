@@ -26,7 +26,6 @@ from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_upd
 from phasetrain.config.stages import STAGE_KEYS
 from phasetrain.data.samplers.phase_sampler import splits_batches
 from phasetrain.engine.plan import TRAIN, Phase, Plan
-from phasetrain.engine.position import RunState
 from phasetrain.meters.base import list_metrics, metric_directions
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import (
@@ -176,7 +175,7 @@ def describe_plan(
             "at": [list(at) for at in saves[: LISTED // 2] + saves[LISTED // 2 :][-LISTED // 2 :]],
             "count": len(saves),
             "bytes_each": bytes_each,
-            "kept": setup.config.CHECKPOINT.keep_last,
+            "kept": max(2, setup.config.CHECKPOINT.keep_last),
         },
         "groups": [list(row) for row in parts.groups],
         "directions": metric_directions(list_metrics(parts.meters), parts.meters),
@@ -505,15 +504,15 @@ def _describe_phases(plan: Plan, parts: Parts) -> Iterator[dict[str, Any]]:
         yield asdict(phase) | {
             "samples": phase.samples,
             "updates_before": updates,
-            "lr": _lr_at_start(parts, plan, phase, updates),
+            "lr": _lr_at_start(parts, plan, phase),
         }
 
 
-def _lr_at_start(parts: Parts, plan: Plan, phase: Phase, updates: int) -> float | None:
+def _lr_at_start(parts: Parts, plan: Plan, phase: Phase) -> float | None:
     if parts.updater is None or not phase.is_train:
         return None
     # Schedules are functions of the position: the run sets its own at its first step.
-    at = plan.position(RunState(phase=phase.index, updates=updates))
+    at = plan.position_of(phase, 0)
     parts.updater.schedule(at.where, at.stage, at.within, at.epoch_start)
     return parts.updater.lr
 

@@ -242,7 +242,7 @@ def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
     """
     each = checkpoint_bytes(parts)
     if is_saving(setup):
-        folder.space.require(2 * each, each * (setup.config.CHECKPOINT.keep_last + 1))
+        folder.space.require(2 * each, each * (max(2, setup.config.CHECKPOINT.keep_last) + 1))
     else:
         folder.space.require(0, each)
 

@@ -194,7 +194,8 @@ def _describe_data(run_plan: RunPlan) -> str:
     left_out = count_left_out(train, run_plan.setup.config.PHASES)
     if left_out:
         # short, so that the header of the default run has one line for it on 80 columns
-        text += f", {left_out:,} left out/epoch"
+        most = "at most " if splits[TRAIN].stages else ""
+        text += f", {most}{left_out:,} left out/epoch"
     return text
 
 

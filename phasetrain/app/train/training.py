@@ -234,9 +234,8 @@ class Training:
         """Return the checkpoint to resume from: rank 0 chooses it, and every rank reads it."""
         world = self.setup.world
         checkpointer = self.checkpointer
-        loaded: list[LoadedCheckpoint | None] = [None]
 
-        def choose() -> str:
+        def choose() -> LoadedCheckpoint | None:
             # Half-written checkpoints are of killed attempts, because the folder is locked.
             with self.folder.writing():
                 checkpointer.clear_leftovers()
@@ -253,22 +252,17 @@ class Training:
                 hash_trial(self.setup),
                 restart=describe_restart(self.setup),
             )
-            loaded[0] = self._load_newest()
-            if loaded[0] is not None:
-                return loaded[0].path
-            if self.setup.config.RUN.resume == "must":
+            loaded = self._load_newest()
+            if loaded is None and self.setup.config.RUN.resume == "must":
                 raise nothing_to_resume(self.folder)
-            return ""
+            return loaded
 
         # Nobody else deletes checkpoints, because the folder is locked.
         checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
         if verify_shards := find_service("verify_shards"):
             verify_shards(checkpointer, world)
-        path = world.run_on_main(choose)
-        if world.is_main or not path:
-            return loaded[0]
-        return checkpointer.load_when_visible(path)
+        return checkpointer.load_together(world, choose)
 
     def _load_newest(self) -> LoadedCheckpoint | None:
         try:
@@ -415,13 +409,14 @@ class Training:
         # A step has drawn numbers that a resume would not draw again.
         if any(self.setup.world.all_gather(engine.task.generators.late)):
             self._record_inexact({LATE_DRAW: []}, state.updates)
-        best, measured = save.best or ("", {})
+        # Not the latest of what the best checkpoint lacks: it is of other weights.
+        best, measured = save.best or ("", latest)
         result = RunResult(
             state="finished",
             folder=self.folder.path,
             reason=state.finished,
             updates=state.updates,
-            last={**latest, **measured},
+            last=measured,
             digest=hash_state(engine.task.shared_state()["model"]),
             loaded_checkpoint=best,
             seconds=sum(self.clock.seconds().values()),

@@ -86,8 +86,8 @@ class CheckpointSection(Section):
     )
     keep_last: int = key(
         3,
-        "newest checkpoints to keep; older ones are deleted after a newer one is committed; with 1 "
-        "none is left to resume from if the newest turns out to be damaged",
+        "newest checkpoints to keep; older ones are deleted after a newer one is committed; 1 "
+        "keeps 2 as well, since the newest may turn out to be damaged",
         scope="run",
         ge=1,
     )

@@ -48,7 +48,8 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
     Args:
         inputs: `(N, ...)`, any type.
         targets: class of each sample, `(N,)`.
-        classes: number of classes; None: one more than the largest target.
+        classes: number of classes; None: as many as class_names, or without them one more than the
+            largest target.
         class_names: one name per class; None uses the numbers.
         groupings: name -> group of each class, int64 `(classes,)`. The targets are then mappings:
             `label` -> class, and each name -> group.
@@ -83,7 +84,9 @@ class TensorSamples(Dataset[tuple[Tensor, Any]]):
             raise ValueError("the dataset has no samples")
         self.inputs = inputs
         self.targets = targets
-        self.classes = int(targets.max()) + 1 if classes is None else classes
+        largest = int(targets.max()) + 1
+        # A split may lack the last classes.
+        self.classes = max(largest, len(class_names or ())) if classes is None else classes
         self.class_names = tuple(class_names or map(str, range(self.classes)))
         if len(self.class_names) != self.classes:
             raise ValueError(

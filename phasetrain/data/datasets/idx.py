@@ -63,10 +63,8 @@ def load_idx(
         )
     if len(numbers) == 0:
         raise ValueError(f"images = {images!r}: the file has no samples")
-    if classes is None and class_names is not None:
-        classes = len(class_names)
-    elif classes is None:
-        classes = int(numbers.max()) + 1
+    if classes is None:
+        classes = len(class_names or ()) or int(numbers.max()) + 1
     _check_labels(numbers, classes, labels)
     return TensorSamples(
         torch.from_numpy(_to_channels_first(pixels)),

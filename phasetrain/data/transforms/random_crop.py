@@ -18,7 +18,8 @@ class RandomCrop(GeometricTransform):
 
     Args:
         size: height and width of the square, in pixels.
-        padding: zero padding added on each side first, in pixels.
+        padding: zero padding added on each side first, in pixels; that of a mask in
+            DATA.*.fields has the value `fill` of the field.
 
     Raises:
         ValueError: a size below 1 or a negative padding.

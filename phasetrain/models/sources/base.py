@@ -131,9 +131,6 @@ class SourceContent:
     path: str
 
 
-SourceReader = Callable[[WeightSource, Storage], SourceContent]
-"""Reads a source; raises ConfigError for one that it cannot read."""
-
 FORMATS: Registry[SourceContent] = Registry("format of weights", f"{KEY}.format")
 """Readers by name: each takes a source and the storage with its files."""
 

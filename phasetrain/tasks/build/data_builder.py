@@ -248,12 +248,15 @@ def list_splits(
 
 def count_left_out(split: SplitData, phases: Mapping[str, Any]) -> int:
     """Return the number of samples that `drop_last`, or the proportions of a mixture, leave out of
-    each pass over a split.
+    each pass over a split, at most if stages differ.
 
     Args:
         split: the split.
         phases: section PHASES; a limit shortens passes, and then nothing is said about their end.
     """
+    if split.stages:
+        # A stage may have its own sampler, and so another number of samples.
+        return max(count_left_out(stage, phases) for stage in split.stages)
     is_limited = phases["limit"]["train" if split.train else "test"] is not None
     is_limited |= split.train and phases["overfit"] is not None
     if is_limited or split.windows or split.length >= ENDLESS:

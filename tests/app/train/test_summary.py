@@ -167,6 +167,11 @@ def test_header_tells_how_many_samples_an_epoch_leaves_out(tmp_path: Path) -> No
     words = ("PHASES.limit.train=null", "DATA.TEST=null", f"DATA.TRAIN={SYNTHETIC}")
     data = read_header(tmp_path / "a", *words, "DATA.TRAIN.batch_size=20")["data"]
     assert data.endswith(", 20 per update, 8 left out/epoch")
+    samplers = [f"DATA: {{TRAIN: {{sampler: {{name: infinite, samples: {n}}}}}}}" for n in (25, 41)]
+    stages = ", ".join(f"{{epochs: 1, {sampler}}}" for sampler in samplers)
+    staged = ("DATA.TRAIN.batch_size=20", "PHASES.epochs=null", f"PHASES.stages=[{stages}]")
+    data = read_header(tmp_path / "c", *words, *staged)["data"]
+    assert data.endswith(", 20 per update, at most 5 left out/epoch")
     words += ("DATA.TRAIN.batch_size=20", "DATA.TRAIN.drop_last=false")
     assert "left out" not in read_header(tmp_path / "b", *words)["data"]
 

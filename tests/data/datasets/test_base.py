@@ -29,6 +29,9 @@ def test_facts_describe_images_and_vectors():
     }
     vectors = TensorSamples(torch.zeros(2, 5), torch.tensor([0, 1]), class_names=["cat", "dog"])
     assert vectors.facts() == {"classes": 2, "class_names": ("cat", "dog"), "input_shape": (5,)}
+    names = ("cat", "dog", "cow", "hen")  # the split has no cow and no hen
+    part = TensorSamples(torch.zeros(2, 5), torch.tensor([0, 1]), class_names=names)
+    assert part.facts() == {"classes": 4, "class_names": names, "input_shape": (5,)}
 
 
 def test_number_of_classes_may_exceed_those_that_occur():
