@@ -270,14 +270,18 @@ class Plan:
     def position(self, state: RunState) -> Position:
         """Return the position of the step under way."""
         phase = self.phases[state.phase]
+        where = self.where_at(state.updates)
+        within = where
+        if len(self.stages) != 1:
+            within = self.within(phase.stage, state.updates)
         return Position(
             phase.split,
             state.updates,
             phase.first + state.step,
-            self.where_at(state.updates),
+            where,
             phase.samples_in(state.step),
             phase.stage,
-            self.within(phase.stage, state.updates),
+            within,
             self._epoch_start(phase, state),
         )
 

@@ -55,8 +55,8 @@ def test_only_a_saved_position_is_reached_without_the_samples_before(tmp_path: P
         Counted.read = 0
         train(folder, *more)
         read[kind] = Counted.read
-    # One update of 12 samples is left, and the first sample is read for its target.
-    assert read == {Counted: 1 + 12, Unsaved: 12 * 12}
+    # One update of 12 samples is left, and the first sample is read for its target and its shape.
+    assert read == {Counted: 2 + 12, Unsaved: 1 + 12 * 12}
 
 
 @pytest.mark.parametrize("kind", [Counted, Buffered])

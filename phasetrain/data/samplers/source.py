@@ -1,7 +1,7 @@
 """The samples behind a sampler: their labels, lengths and weights, and the selection of a
 subset."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +83,8 @@ class SampleSource(ChosenSamples):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        return self._read_values("labels", "class", "int64")
+        read_labels = getattr(self.dataset, "labels", None)
+        return self._read_values(read_labels, "labels", "class", "int64")
 
     def lengths(self) -> Indices:
         """Return the length of each sample, int64 `(N,)`.
@@ -91,7 +92,9 @@ class SampleSource(ChosenSamples):
         Raises:
             TypeError: the dataset does not know them without reading its samples.
         """
-        return self._read_values("lengths", "length", "int64", ", or name a `file` of them")
+        read_lengths = getattr(self.dataset, "lengths", None)
+        others = ", or name a `file` of them"
+        return self._read_values(read_lengths, "lengths", "length", "int64", others)
 
     def weights(self) -> NDArray[np.float64]:
         """Return the weight of each sample, float64 `(N,)`.
@@ -100,7 +103,8 @@ class SampleSource(ChosenSamples):
             TypeError: the dataset has no weights.
         """
         others = ", or set `file`, `classes` or `balanced`"
-        return self._read_values("weights", "weight", "float64", others)
+        read_weights = getattr(self.dataset, "weights", None)
+        return self._read_values(read_weights, "weights", "weight", "float64", others)
 
     def select_values(self, values: Any, what: str) -> NDArray[Any]:
         """Return the values of the samples in use, given one per sample of the dataset.
@@ -118,17 +122,18 @@ class SampleSource(ChosenSamples):
             return array
         return array[self.chosen]
 
-    def _read_values(self, method: str, what: str, kind: str, others: str = "") -> NDArray[Any]:
+    def _read_values(
+        self, read: Callable[[], Any] | None, method: str, what: str, kind: str, others: str = ""
+    ) -> NDArray[Any]:
         """Return what a method of the dataset returns for the samples in use; `others` names other
         ways to set it, for the error about a dataset without the method."""
-        read_values = getattr(self.dataset, method, None)
-        if read_values is None:
+        if read is None:
             raise TypeError(
                 f"the dataset ({type(self.dataset).__name__}) does not know the {what} of each "
                 f"sample; give it a method `{method}()` that returns {kind} "
                 f"({len(self.dataset)},){others}"
             )
-        return self.select_values(read_values(), method).astype(kind, copy=False)
+        return self.select_values(read(), method).astype(kind, copy=False)
 
 
 @dataclass(frozen=True)
