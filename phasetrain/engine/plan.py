@@ -272,7 +272,7 @@ class Plan:
         phase = self.phases[state.phase]
         where = self.where_at(state.updates)
         within = where
-        if len(self.stages) != 1:
+        if len(self.stages) > 1 or not self.updates:
             within = self.within(phase.stage, state.updates)
         return Position(
             phase.split,
