@@ -27,6 +27,8 @@ class GeneratorUse:
     Attributes:
         draws: whether a pass has drawn from Python's or NumPy's generator.
         watches: whether the next pass is watched.
+        is_before_pass: whether the generators are seeded for a custom step, which may draw before
+            its first pass.
     """
 
     is_optional = True  # checkpoints of 0.1 lack it
@@ -37,6 +39,7 @@ class GeneratorUse:
         self.late = False
         self._steps = 0
         self._before: Any = None
+        self.is_before_pass = False
         self._watch = GeneratorWatch()
 
     def begin_phase(self) -> None:
@@ -46,6 +49,9 @@ class GeneratorUse:
 
     def seed(self, seed: int) -> None:
         """Seed the generators for a pass."""
+        if self.is_before_pass:
+            self.is_before_pass = False
+            self.check_pass()
         if self.draws:
             reseed_all(seed)
         elif self.watches:

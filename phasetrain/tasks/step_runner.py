@@ -36,6 +36,9 @@ Forward = Callable[[Batch], StepOutput]
 
 NO_EVENTS = StepEvents()
 
+STEP_STREAM = 2**31 - 1
+"""Stream of the random numbers that a custom step draws outside of its forward passes."""
+
 
 @dataclass(frozen=True)
 class GradientPass:
@@ -100,6 +103,8 @@ class StepRunner(ABC):
         self._has_several_passes = self.several_passes or self.separate_updaters
         # Only an overridden count needs a sum over ranks; samples per step are known from the plan.
         self._counts_weights = type(self).weight_of is not StepRunner.weight_of
+        steps = (type(self).train_step, type(self).test_step)
+        self._has_own_steps = steps != (StepRunner.train_step, StepRunner.test_step)
         # Weights and samples of the last step over all ranks; None: the samples of the plan.
         self._step_weight = 0.0
         self._step_samples: int | None = None
@@ -153,6 +158,10 @@ class StepRunner(ABC):
         logged: Collected = {}
         token = collected.set(logged)
         try:
+            if self._has_own_steps:
+                # For what a custom step draws outside of its passes.
+                self.reseed(at, stream=STEP_STREAM)
+                self.generators.is_before_pass = True
             if not self._trains:
                 out = self.test_step(batches, at, events)
             elif batches:

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_un
 from torch import Tensor, nn
 
 from phasetrain.app.train.training import LATE_DRAW
+from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.position import Position
 from phasetrain.runtime.machine import preserve_generators
+from phasetrain.tasks import Supervised
 from phasetrain.tasks.generator_use import WATCHED_STEPS, GeneratorUse
+from phasetrain.tasks.parts import StepEvents
 
 
 class RandomDepth(nn.Module):
@@ -33,6 +38,21 @@ class RandomDepth(nn.Module):
         if random.random() < self.chance:
             out = out + self.second(out)
         return out
+
+
+class DrawsInSteps(Supervised):
+    """Shifts the weights in every third update by numbers drawn outside of the forward passes."""
+
+    shifts: ClassVar[list[float]] = []
+
+    def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        if at.updates % 3 == 0:
+            shift = float(torch.rand(())) + float(np.random.rand()) + random.random()
+            self.shifts.append(shift)
+            with torch.no_grad():
+                for weight in self.model.parameters():
+                    weight.add_(0.01 * shift)
+        return super().train_step(batches, at, events)
 
 
 class NoisyLoss(nn.CrossEntropyLoss):
@@ -155,3 +175,18 @@ def test_run_with_a_late_draw_is_recorded_as_not_exact(tmp_path: Path) -> None:
     assert newest(tmp_path).state["task"]["generators"] == {"draws": True, "late": True}
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert [one["what"] for one in environment["departures"]] == [[LATE_DRAW]]
+
+
+def test_draws_of_a_custom_step_outside_of_forward_passes_are_those_of_its_position(
+    tmp_path: Path,
+) -> None:
+    words = ("PHASES.epochs=1", f"TASK.name={__name__}.DrawsInSteps")
+    DrawsInSteps.shifts.clear()
+    train(tmp_path / "whole", *words)
+    shifts = DrawsInSteps.shifts[-2:]
+    assert len(set(shifts)) == 2
+    hooks = {"save": SaveEachStep(), "kill": KillAfter(3)}
+    # The first update of the resumed process draws.
+    run_until_killed(tmp_path / "killed", *words, hooks=hooks)
+    train(tmp_path / "killed", *words)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
