@@ -56,7 +56,7 @@ def make_certificate(
         "reduction": setup.config.DISTRIBUTED.reduction,
         "processes": world_size_of(setup.config, setup.place),
         "config": config,
-        "config_sha256": digest_config(setup),
+        "config_sha256": _digest_config(setup),
         "machine": describe_machine(setup),
         "versions": describe_versions(setup),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,7 +133,7 @@ def _describe_combination(outcome: Combination) -> dict[str, Any]:
     return combination
 
 
-def digest_config(setup: Setup) -> str:
+def _digest_config(setup: Setup) -> str:
     """Return a digest of the whole config, without the keys that belong to a folder."""
     config = setup.config.plain()
     for path in OF_FOLDER:

@@ -7,29 +7,43 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
-from phasetrain.proof.causes import explain
 from phasetrain.proof.positions import StepPosition, count_updates
 from phasetrain.proof.trace import Trace
 
 COMPONENTS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "samples": ("batch.*.ids*", "ledger.samples"),
-        "batch": ("batch.*", "ledger.batch content"),
-        "output": ("output.*", "ledger.loss"),
-        "loss": ("loss*", "ledger.loss"),
-        "generator": ("generator.*", "generator"),
-        "gradient": ("gradient.*", "ledger.gradient norm"),
-        "optimizer": ("state.updater*", "ledger.weights"),
-        "weights": ("state.model*", "ledger.weights"),
-        "loss state": ("state.loss*", "ledger.weights"),
-        "metrics": ("metrics*", "ledger.metrics"),
-        "logs": ("logs*", "logs"),
-        "hooks": ("hooks*", "hooks"),
-        "state": ("*", "ledger.metrics"),
+        "samples": (
+            "batch.*.ids*",
+            "the order or number of samples differs: dataset, sampler, batch size or seed",
+        ),
+        "batch": ("batch.*", "the same samples gave another batch: data, transforms or collation"),
+        "output": ("output.*", "the same batch gave another output: the model or its precision"),
+        "loss": ("loss*", "the same output gave another loss: the loss or its parameters"),
+        "generator": ("generator.*", "the forward pass draws other random numbers"),
+        "gradient": (
+            "gradient.*",
+            "the same loss gave another gradient: the backward pass of the model or the loss",
+        ),
+        "optimizer": (
+            "state.updater*",
+            "the same gradient gave another state: the optimizer, its options, or clipping",
+        ),
+        "weights": (
+            "state.model*",
+            "the same gradient gave other weights: the optimizer, its options or the schedule",
+        ),
+        "loss state": ("state.loss*", "a buffer or a parameter of the loss differs"),
+        "metrics": ("metrics*", "a meter differs"),
+        "logs": ("logs*", "a part logs another value"),
+        "hooks": ("hooks*", "the state of a hook differs"),
+        "state": ("*", "another state differs: a meter, an average of weights, or a custom part"),
     }
 )
-"""Component -> pattern of its paths in a trace, and the path that explains a difference; causes
-before their effects. The first pattern that matches counts."""
+"""Component -> pattern of its paths in a trace, and the usual cause if it is the first one that
+differs; causes before their effects. The first pattern that matches counts.
+
+Finer than the table of `phasetrain.proof.causes` for ledgers, which has fewer components.
+"""
 
 STATES = ("generator", "optimizer", "weights", "loss state", "hooks", "state")
 """Components that are left out at some updates of a long run."""
@@ -67,7 +81,7 @@ class FirstDifference:
             return "the model, its initialization or the seed differs"
         if self.component in (LENGTH, LEDGER):
             return "the plan, the size of the dataset, or a value that is not recorded differs"
-        return explain(COMPONENTS[self.component][1])
+        return COMPONENTS[self.component][1]
 
 
 def summarize_traces(traces: Sequence[Trace]) -> list[Mapping[str, Any]]:
@@ -106,12 +120,12 @@ def find_first_difference(
 
 
 def _digest_components(ranks: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    hashes = {}
+    hashes: dict[str, Any] = {}
     for digests in ranks:
         for path, digest in sorted(digests.items()):
             component = next(_match_components(path))
-            found = hashes.setdefault(component, blake2b(digest_size=DIGEST_BYTES))
-            found.update(f"{path} {digest};".encode())
+            hashes.setdefault(component, blake2b(digest_size=DIGEST_BYTES))
+            hashes[component].update(f"{path} {digest};".encode())
     return {name: hashes[name].hexdigest() for name in COMPONENTS if name in hashes}
 
 

@@ -1,12 +1,15 @@
 """Record a golden run, and train it again to check that every bit is the same."""
 
+import json
 import os
 import platform
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,6 @@ from phasetrain.addons.experiments.certify.certificate import (
     compare_certificate,
     describe_machine,
     describe_versions,
-    digest_config,
 )
 from phasetrain.addons.experiments.certify.certify import (
     FIXED,
@@ -48,12 +50,14 @@ from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import EPOCHS, shorten_config
 from phasetrain.app.train.source_code import hash_sources
 from phasetrain.config.compose.override_text import key_of, quote_value
+from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.runs.ledger import FILE, parse_ledger
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.machine import read_cpu_flags
+from phasetrain.runtime.machine import read_cpu_flags, resolve_device
+from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import Terminal
 
 NO_RECORD = 9
@@ -108,7 +112,9 @@ def record_golden(
     records = read_golden(options.out) if Path(options.out).exists() else {}
     setup, words = _resolve(overrides, config_dir, terminal)
     record, seconds = _train(setup, words, options.updates, options.launch)
-    record = replace(record, overrides=list(overrides), config_dir=config_dir)
+    # The file is to be committed. Trackers are off, so the run needs no secret.
+    clean = Redaction(os.environ).redact_words(overrides)
+    record = replace(record, overrides=clean, config_dir=config_dir)
     name = name_platform(setup)
     stale = [
         other
@@ -169,9 +175,7 @@ def check_golden(
         )
     record, _ = _train(setup, words, recorded.updates, launch)
     difference = compare_records(recorded, record)
-    changes = {
-        "config": list_changed_keys(recorded.config, record.config),
-        "sources": list_changed_sources(recorded.sources, record.sources),
+    changes = list_changes(recorded, record) | {
         "facts": compare_certificate(recorded.facts, setup),
     }
     return _report_check(path, name, recorded, difference, changes)
@@ -187,18 +191,24 @@ def compare_records(recorded: GoldenRecord, record: GoldenRecord) -> FirstDiffer
     return difference
 
 
-def list_changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return path -> both values of the keys that have changed; None stands for the default."""
+def list_changes(recorded: GoldenRecord, record: GoldenRecord) -> dict[str, Any]:
+    """Return what has changed since a record.
+
+    Returns:
+        `config`: path -> both values, None for the default; `defaults`: whether only a default has
+        changed; `sources`: modules whose source has changed, or that only one of both uses.
+    """
+    config = _list_changed(recorded.config, record.config)
+    is_equal = recorded.config_sha256 == record.config_sha256
     return {
-        path: [before.get(path), now.get(path)]
-        for path in {**before, **now}
-        if before.get(path) != now.get(path)
+        "config": {key: [recorded.config.get(key), record.config.get(key)] for key in config},
+        "defaults": not (config or is_equal),
+        "sources": _list_changed(recorded.sources, record.sources),
     }
 
 
-def list_changed_sources(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the modules whose source has changed, or that only one of two runs uses."""
-    return [module for module in {**before, **now} if before.get(module) != now.get(module)]
+def _list_changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [key for key in {**before, **now} if before.get(key) != now.get(key)]
 
 
 def name_platform(setup: Setup) -> str:
@@ -206,9 +216,11 @@ def name_platform(setup: Setup) -> str:
 
     Versions are not part of it, so that a check shows whether another version changes a bit.
     """
-    device = setup.machine.device.type
+    # Not the device of this process, which is the CPU if it starts several.
+    chosen = resolve_device(setup.config.MACHINE.device)
+    device = chosen.type
     if device == "cuda":
-        device = torch.cuda.get_device_name(setup.machine.device).replace(" ", "_")
+        device = torch.cuda.get_device_name(chosen).replace(" ", "_")
     return "-".join((platform.system().lower(), platform.machine(), device, _capability(setup)))
 
 
@@ -297,7 +309,7 @@ def _train(
         config_dir=None,
         updates=updates,
         config=to_json_value(_list_result_values(setup)),
-        config_sha256=digest_config(setup),
+        config_sha256=_digest_config(setup),
         sources=hash_sources(setup),
         facts=to_json_value(facts),
         start=start,
@@ -333,6 +345,17 @@ def _list_result_values(setup: Setup) -> dict[str, Any]:
     }
 
 
+def _digest_config(setup: Setup) -> str:
+    """Return a digest of all values that affect a result, defaults included."""
+    schema = default_schema()
+    values = {
+        path: value
+        for path, value in leaves(setup.config.plain()).items()
+        if path not in OF_FOLDER and schema.scope(path) == "result"
+    }
+    return sha256(json.dumps(to_json_value(values), sort_keys=True).encode()).hexdigest()
+
+
 def _read_ledger(path: Path) -> tuple[str, str]:
     """Return the digest of the initial weights and the root of the ledger of a run."""
     if not path.exists():
@@ -366,11 +389,12 @@ def _report_check(
     changes: Mapping[str, Any],
 ) -> GoldenOutcome:
     listed = {
-        "config": [
-            f"{key} {format_value(before)} -> {format_value(now)}"
+        "config": ["a default of phasetrain"] * changes["defaults"]
+        + [
+            f"{key} {_format_setting(before)} -> {_format_setting(now)}"
             for key, (before, now) in changes["config"].items()
         ],
-        "sources": changes["sources"],
+        "sources": [_name_source(module) for module in changes["sources"]],
         "facts": [f"{key} {before} -> {now}" for key, (before, now) in changes["facts"].items()],
     }
     lines = [
@@ -403,3 +427,14 @@ def _report_check(
         "component": difference.component,
     }
     return GoldenOutcome(NOT_EQUAL, "\n".join([head, *lines]), content)
+
+
+def _format_setting(value: Any) -> str:
+    # Only values that differ from the defaults are recorded.
+    return "default" if value is None else format_value(value)
+
+
+def _name_source(module: str) -> str:
+    """Return the path of the source of a module; its name if it is not imported any more."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return os.path.relpath(file) if file else module

@@ -18,11 +18,12 @@ class GoldenRecord:
     """The run on one platform.
 
     Attributes:
-        overrides: the words of the command line that describe the run.
+        overrides: the words of the command line that describe the run, without secrets.
         config_dir: folder with custom configs, as given; None: the default.
         updates: requested number of updates; None: the default.
-        config: path -> value of each config value that differs from the defaults.
-        config_sha256: digest of the whole config.
+        config: path -> value of each config value that affects results and differs from the
+            defaults.
+        config_sha256: digest of all config values that affect results.
         sources: module -> SHA-256 of its source, for the modules of the user's parts.
         facts: device, processor and versions, as a certificate has them.
         start: digest of the initial weights; empty without a ledger.

@@ -21,9 +21,10 @@ from phasetrain.addons.experiments.golden.golden import (
     NO_RECORD,
     GoldenOutcome,
     check_golden,
+    list_changes,
     record_golden,
 )
-from phasetrain.addons.experiments.golden.golden_file import read_golden, write_golden
+from phasetrain.addons.experiments.golden.golden_file import GoldenRecord, read_golden, write_golden
 from phasetrain.addons.experiments.options import RecordOptions
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError, PhasetrainError
@@ -95,7 +96,10 @@ def test_change_without_an_effect_is_identical(mutation: Mutation, recorded: Pat
     outcome = check(*mutation.words, path=str(recorded))
     assert (outcome.exit_code, outcome.content["verdict"]) == (0, "identical"), outcome.text
     assert outcome.content["changed"]["sources"] == ([MODULE] if mutation.before else [])
-    assert outcome.content["changed"]["config"] == {}
+    assert (outcome.content["changed"]["config"], outcome.content["changed"]["defaults"]) == (
+        {},
+        False,
+    )
 
 
 @pytest.mark.feature("golden")
@@ -210,6 +214,24 @@ def test_run_that_fails_has_no_verdict(recorded: Path) -> None:
     assert "no loss" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, ({}, False, [])),
+        ({"config_sha256": "other"}, ({}, True, [])),
+        (
+            {"config_sha256": "other", "config": {"OPTIMIZER.lr": 1.0}},
+            ({"OPTIMIZER.lr": [None, 1.0]}, False, []),
+        ),
+        ({"sources": {"new": "digest"}}, ({}, False, ["old", "new"])),
+    ],
+)
+def test_changes_since_the_record_are_listed(change: dict[str, Any], expected: Any) -> None:
+    before = GoldenRecord([], None, None, {}, "digest", {"old": "digest"}, {}, "", "", [])
+    changes = list_changes(before, replace(before, **change))
+    assert (changes["config"], changes["defaults"], changes["sources"]) == expected
+
+
 def make_trace(updates: int, changed: tuple[int, str] = (0, "")) -> Trace:
     trace = Trace()
     trace.begin([PhaseLabel("train", 0, updates, True)])
@@ -257,9 +279,9 @@ def test_command_trains_in_new_processes_with_portable_settings(
     [entry] = read_golden("mine.json").values()
     assert entry.config["MACHINE.threads"] == 1
     capsys.readouterr()
-    assert main(["golden", "check", "mine.json", "OPTIMIZER.lr=0.06", "--json"]) == DIFFERENT
+    assert main(["golden", "check", "mine.json", "RUN.seed=1", "--json"]) == DIFFERENT
     printed = json.loads(capsys.readouterr().out)
-    assert (printed["component"], list(printed["changed"]["config"])) == (
-        "weights",
-        ["OPTIMIZER.lr"],
+    assert (printed["component"], printed["changed"]["config"]) == (
+        "initial weights",
+        {"RUN.seed": [None, 1]},
     )
