@@ -33,6 +33,7 @@ from phasetrain.addons.experiments.golden.golden import (  # noqa: E402
     record_golden,
 )
 from phasetrain.addons.experiments.options import RecordOptions  # noqa: E402
+from phasetrain.errors import PhasetrainError  # noqa: E402
 from phasetrain.runtime.terminal import Terminal  # noqa: E402
 
 FILE = "golden.json"
@@ -72,7 +73,7 @@ def list_others() -> Iterator[Mutation]:
         yield Mutation(f"batch {size}", "samples", words=(f"DATA.TRAIN.batch_size={size}",))
     for decay in ("0.1", "1e-4"):
         yield Mutation(f"decay {decay}", "optimizer", words=(f"OPTIMIZER.weight_decay={decay}",))
-    for value in ("0.0", "0.89"):
+    for value in ("0.1", "0.89"):
         yield Mutation(f"momentum {value}", "", words=(f"OPTIMIZER.momentum={value}",), update=2)
     for scale in ("2.0001", "1.0", "4.0", "-2.0"):
         yield Mutation(f"loss {scale}", "loss", "math.sqrt(4.0)", scale)
@@ -163,7 +164,13 @@ def main() -> None:
             right = 0
             for mutation in mutations:
                 write(mutation)
-                outcome = check_golden(FILE, mutation.words, launch=launch_fork, terminal=silent)
+                try:
+                    outcome = check_golden(
+                        FILE, mutation.words, launch=launch_fork, terminal=silent
+                    )
+                except PhasetrainError as error:
+                    print(f"{label} {mutation.name}: {error}", flush=True)
+                    continue
                 if is_right(mutation, outcome, is_neutral=label == "neutral"):
                     right += 1
                 else:

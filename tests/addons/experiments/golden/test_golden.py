@@ -34,6 +34,17 @@ from phasetrain.proof.trace import Trace
 # A fork keeps the kernels of this process.
 RUN = (*WORDS, "MACHINE.cpu_capability=null")
 DIFFERENT = 7
+HOOK = """
+
+from phasetrain.hooks import Hook
+
+
+class Mine(Hook):
+    observe_only = True
+
+    def __init__(self, token: str) -> None:
+        pass
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -138,10 +149,13 @@ def test_each_platform_has_its_record(recorded: Path) -> None:
         (("DATA.TEST.dataset=digits",), 3, ["train step 2", "end of train", "test step 1"]),
     ],
 )
-def test_run_has_the_requested_length(
+def test_run_has_the_requested_length_and_its_file_no_secret(
     words: tuple[str, ...], updates: int | None, labels: list[str]
 ) -> None:
-    outcome = record(*words, updates=updates)
+    write_source(SOURCE + HOOK)
+    hook = f"HOOKS.mine={{name: {MODULE}.Mine, token: hunter2}}"
+    outcome = record(*words, hook, updates=updates)
+    assert "hunter2" not in Path("golden.json").read_text()
     assert outcome.content["updates"] == (updates or 6)
     [entry] = read_golden("golden.json").values()
     names = [step["at"] for step in entry.steps]
