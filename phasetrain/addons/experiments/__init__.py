@@ -8,6 +8,7 @@ SWEEP_COMMAND = f"{PACKAGE}.sweep_command"
 RERUN_COMMAND = f"{PACKAGE}.rerun_command"
 PROOF_COMMANDS = f"{PACKAGE}.proof_commands"
 COMPARE_COMMANDS = f"{PACKAGE}.compare.commands"
+GOLDEN_COMMANDS = f"{PACKAGE}.golden.commands"
 
 
 def register(addon: AddOn) -> None:
@@ -100,6 +101,24 @@ def register(addon: AddOn) -> None:
             f"{PROOF_COMMANDS}:run_certify",
             takes_overrides=True,
             arguments=f"{PROOF_COMMANDS}:add_certify_arguments",
+        ),
+        Command(
+            "golden record",
+            "[OVERRIDE ...]",
+            "train a short run and write its digests to a file to commit",
+            f"{GOLDEN_COMMANDS}:run_record",
+            takes_overrides=True,
+            arguments=f"{GOLDEN_COMMANDS}:add_record_arguments",
+        ),
+        Command(
+            "golden check",
+            "FILE [OVERRIDE ...]",
+            "train a recorded run again and compare every digest (exit code 7: different; 9: no "
+            "record for this platform)",
+            f"{GOLDEN_COMMANDS}:run_check",
+            takes_overrides=True,
+            arguments=f"{GOLDEN_COMMANDS}:add_check_arguments",
+            config_words=f"{GOLDEN_COMMANDS}:list_config_words",
         ),
     )
     addon.add_engines(

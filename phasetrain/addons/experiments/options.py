@@ -38,6 +38,32 @@ class CertifyOptions:
 
 
 @dataclass(frozen=True)
+class RecordOptions:
+    """How to record a golden run.
+
+    Attributes:
+        launch: as in `CertifyOptions`.
+
+    Raises:
+        ConfigError: a value is out of range (code `golden.out_of_range`).
+    """
+
+    out: str = option(
+        "golden.json",
+        "file to write, or to add this platform to (default: golden.json)",
+        metavar="FILE",
+    )
+    updates: int | None = option(None, "number of updates (default: 6 in two epochs)", metavar="N")
+    launch: Callable[[Path, Path], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.updates is not None and self.updates < 1:
+            raise ConfigError(
+                f"--updates {self.updates}: expected at least 1", code="golden.out_of_range"
+            )
+
+
+@dataclass(frozen=True)
 class VerifyOptions:
     """How to verify.
 

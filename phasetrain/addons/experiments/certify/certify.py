@@ -100,7 +100,7 @@ def certify(
     setup = resolve_config(
         [*overrides, *HERE], config_dir=config_dir, terminal=terminal or Terminal()
     )
-    folder = _make_folder(setup.config.RUN.dir)
+    folder = make_trial_folder(setup.config.RUN.dir, "certify")
     keeps = False
     try:
         outcomes, cost = _try_all(setup, overrides, options, folder)
@@ -206,16 +206,21 @@ def hook_words(section: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _make_folder(run_folder: str) -> Path:
+def make_trial_folder(run_folder: str, name: str) -> Path:
     """Return a new folder next to the run folder, which has room for checkpoints, or a temporary
-    one."""
+    one.
+
+    Args:
+        run_folder: RUN.dir.
+        name: the command, which the name of the folder contains.
+    """
     parent = Path(run_folder).absolute().parent
     while not parent.exists():
         parent = parent.parent
     if "://" in run_folder or not os.access(parent, os.W_OK):
-        return Path(tempfile.mkdtemp(prefix="phasetrain-certify-"))
+        return Path(tempfile.mkdtemp(prefix=f"phasetrain-{name}-"))
     # Hidden, so that `phasetrain runs list` leaves it out.
-    return Path(tempfile.mkdtemp(prefix=".certify-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
 
 
 def _format_outcomes(setup: Setup, outcomes: Sequence[Combination], cost: Cost | None) -> str:
