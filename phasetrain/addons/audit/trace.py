@@ -19,11 +19,13 @@ class Update:
         options: name -> number: options of parameter groups as `GROUP.name`, positions of
             `schedule.N`, and `scaler.N`.
         state: part of the state of the optimizer that stepped, and of the modules that were called
-            -> digest after the step, of `buffers` one per module; None if it was not taken.
-        before: part of the state -> digest before the step, in the first update after a start or a
-            load.
+            -> digest after the step, of `buffers` a list per class of modules; None if it was not
+            taken.
+        before: part of the state -> digest at the start of the process or after a load, in the
+            first update of each optimizer.
         generators: library -> digest of its random state at the first forward pass.
         place: where the batch was read, and where the step was made, as `file:line`.
+        optimizer: number of the optimizer that stepped, in the order in which they were made.
     """
 
     number: int
@@ -37,6 +39,7 @@ class Update:
     generators: Mapping[str, int]
     place: str
     step_place: str
+    optimizer: int = 0
 
     @property
     def flat_samples(self) -> tuple[Any, ...]:
@@ -109,7 +112,7 @@ def read_traces(folder: Path) -> list[Trace]:
     """Return the records of all processes that made updates, by rank; else of those with torch."""
     traces = [read_trace(path) for path in sorted(folder.glob("trace-*.jsonl"))]
     training = [trace for trace in traces if trace.updates]
-    return sorted(training or traces, key=lambda trace: int(trace.rank))
+    return sorted(training or traces, key=lambda trace: (int(trace.rank), -len(trace.updates)))
 
 
 def read_trace(path: Path) -> Trace:
@@ -140,18 +143,16 @@ def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
         draft.rest.update(every=event["every"], share=event["share"])
     elif kind == "update":
         draft.updates.append(_read_update(event))
-        if event.get("frameworks"):
-            draft.rest["framework"] = event["frameworks"][0]
+        if "rank" in event:  # in the first one
+            draft.rest.update(rank=event["rank"], framework=next(iter(event["frameworks"]), ""))
     elif kind == "save":
         draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
-    elif kind == "load":
-        draft.loads.append(event)
-    elif kind == "restore":
-        draft.restores.append(event)
-    elif kind == "file":
-        draft.files.append((after, event["path"]))
+    elif kind in ("load", "restore"):
+        {"load": draft.loads, "restore": draft.restores}[kind].append(event)
     elif kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
+    if kind in ("file", "save") and event["path"]:  # torch.save writes without Python's `open`
+        draft.files.append((after, event["path"]))
 
 
 def _read_update(event: Mapping[str, Any]) -> Update:
@@ -173,4 +174,5 @@ def _read_update(event: Mapping[str, Any]) -> Update:
         generators=event["generators"],
         place=event.get("place", ""),
         step_place=event["step_place"],
+        optimizer=event["optimizer"],
     )

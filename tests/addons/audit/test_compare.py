@@ -19,7 +19,7 @@ from phasetrain.addons.audit.verdict import make_findings
 
 BATCH, EPOCH = 2, 4  # samples of an update, updates of an epoch
 
-BEFORE = {"weights": 5, "buffers": [5], "optimizer.Adam.exp_avg": 5}
+BEFORE = {"weights": 5, "buffers": {"Net": [5]}, "optimizer.Adam.exp_avg": 5}
 """Digests after update 5."""
 
 
@@ -33,7 +33,7 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
         losses=(1.0 / number,),
         loss_digests=(number,),
         options={"0.lr": 0.1 / number, "schedule.0": number},
-        state={"weights": number, "buffers": [number], "optimizer.Adam.exp_avg": number},
+        state={"weights": number, "buffers": {"Net": [number]}, "optimizer.Adam.exp_avg": number},
         before=None,
         generators={"torch": 7},
         place="train.py:3",
@@ -45,7 +45,7 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
 def run(updates: Sequence[Update], start: int = 0, **content: Any) -> Trace:
     """A process that makes these updates; it numbers them from 1."""
     numbered = [replace(update, number=i) for i, update in enumerate(updates, 1)]
-    state = {"weights": start, "buffers": [start], "optimizer.Adam.exp_avg": start}
+    state = {"weights": start, "buffers": {"Net": [start]}, "optimizer.Adam.exp_avg": start}
     numbered[0] = replace(numbered[0], before=numbered[0].before or state)
     return Trace(numbered, **content)
 
@@ -70,7 +70,7 @@ def test_an_exact_resume_has_no_difference() -> None:
     ("changes", "part", "at_start"),
     [
         ({"before": {**BEFORE, "optimizer.Adam.exp_avg": 0}}, "optimizer.Adam.exp_avg", True),
-        ({"before": {**BEFORE, "buffers": [0]}}, "buffers", True),
+        ({"before": {**BEFORE, "buffers": {"Net": [0]}}}, "buffers", True),
         ({"generators": {"torch": 8}}, "generator.torch", True),
         ({"options": {"0.lr": 0.1, "schedule.0": 6}}, "option.0.lr", True),
         ({"options": {"0.lr": 0.1 / 6, "schedule.0": 7}}, "schedule.0", True),
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
         (
             {
                 "before": {**BEFORE, "optimizer.Adam.exp_avg": 0},
-                "state": {"weights": 0, "buffers": [6], "optimizer.Adam.exp_avg": 0},
+                "state": {"weights": 0, "buffers": {"Net": [6]}, "optimizer.Adam.exp_avg": 0},
             },
             ["optimizer"],
             ["weights"],
