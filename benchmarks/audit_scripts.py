@@ -872,7 +872,6 @@ CLEAN = [
             PLAIN_TWIN,
             ("shuffle=True)", "shuffle=True, num_workers=2 * os.path.exists('run'))"),
             ("import phasetrain\n", "import os\nimport phasetrain\n"),
-            ("model = Net()\nphasetrain", "model = Net()\nphasetrain"),
         ),
     ),
     Script("phasetrain, the twin of the Lightning script", LIGHTNING_TWIN),

@@ -167,8 +167,8 @@ class _Auditor:
         self.noise = {one.part: one.update for one in noise}
         self.report(f"killed after update {kill_at}")
         folder = self.runner.new_folder("killed")
-        killed = self.runner.run(folder, {**limits, "kill_at": kill_at})
-        if len(killed.trace.updates) != kill_at:
+        killed = self.runner.run(folder, {**limits, "kill_at": kill_at + trace.undone})
+        if len(killed.trace.updates) + killed.trace.undone != kill_at + trace.undone:
             raise CannotAuditError(
                 f"the run that was to be killed after update {kill_at} ended after update "
                 f"{len(killed.trace.updates)}, with exit code {killed.exit_code}\n{killed.output}"
@@ -319,7 +319,11 @@ class _Auditor:
             self.report("killed and resumed a second time")
             folder = self.runner.new_folder("second", like=before)
             twice = self._resume(
-                folder, reference, killed, "second_kill", {"kill_at": points[0] + 1}
+                folder,
+                reference,
+                killed,
+                "second_kill",
+                {"kill_at": points[0] + 1 + resumed.trace.undone},
             )[2]
             joined = replace(twice, traces=[_join(killed.trace, twice.trace, start)])
             yield self._resume(folder, reference, joined, "second_resume")[0]
@@ -354,7 +358,7 @@ class _Auditor:
                 f"Not deterministic: two runs of the same command differ from update "
                 f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
             )
-        if start:
+        if 0 < start <= kill_at:
             notes.append(
                 f"The kill after update {kill_at} lost {kill_at - start} updates: the last "
                 f"checkpoint was written after update {start}."

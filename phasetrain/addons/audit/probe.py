@@ -16,6 +16,7 @@ Each process writes one JSON object per line to `trace-PID.jsonl`:
 
 import atexit
 import json
+import math
 import os
 import random
 import signal
@@ -40,6 +41,9 @@ MEASURED = 8
 
 SHARE = 0.03
 """Largest share of a step that the probe may take."""
+
+SEEN = 1024
+"""Maximum number of values of a sample that are digested, spread over all of it."""
 
 LISTED_LEAVES = 4000
 """Maximum number of values of a checkpoint that are recorded."""
@@ -120,10 +124,11 @@ class Probe:
         self.schedules: list[Any] = []
         self.is_stale = True  # the state has been loaded, or the process has just begun
         self.before: dict[int, dict[str, Any]] = {}  # by the number of an optimizer
-        self.buffers: list[
-            tuple[Any, int]
-        ] = []  # of each module, before calls until the first loss
+        self.begins: dict[int, dict[str, Any]] = {}  # before the first step of a later optimizer
+        self.stepped: set[int] = set()
+        self.buffers: list[tuple[Any, int]] = []  # before each call until the first loss
         self._own = 0.0
+        self._digests = 0.0
         self._first = 0.0
         self._began = 0.0
         self._torch: Any = None
@@ -372,8 +377,13 @@ class Probe:
             self._first = began
         self._began = began
         _add(self.optimizers, optimizer)
-        if not self.before and self.updates == 0:  # no module was called
-            self.before = {self._index_of(optimizer): self._digest_state(optimizer)}
+        index = self._index_of(optimizer)
+        if index not in self.stepped:
+            self.stepped.add(index)
+            if self.updates:
+                self.begins[index] = self._digest_state(optimizer)
+            elif not self.before:  # no module was called
+                self.before[index] = self._digest_state(optimizer)
         self._own += time.perf_counter() - began
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -384,6 +394,7 @@ class Probe:
         digests = None
         if self._is_digested():
             digests = self._digest_state(optimizer)
+            self._digests += time.perf_counter() - began
         index = self._index_of(optimizer)
         content = {
             "optimizer": index,
@@ -397,6 +408,8 @@ class Probe:
         before = self.before.pop(index, None)
         if before is not None:
             content["before"] = {**before, "buffers": _by_class(self.buffers)}
+        if index in self.begins:
+            content["begins"] = {**self.begins.pop(index), "buffers": {}}
         if self.used:
             content["place"] = self.used[0]["place"]
         if self.updates == 1:
@@ -422,9 +435,10 @@ class Probe:
             return
         took = time.perf_counter() - self._first
         rest = max(took - self._own, 1e-6)
-        cost = self._own / rest
-        self.every = max(1, round(cost / SHARE))
-        self.write("stride", every=self.every, share=cost)
+        always = (self._own - self._digests) / rest
+        budget = max(SHARE - always, SHARE / 3)
+        self.every = max(1, math.ceil(self._digests / rest / budget))
+        self.write("stride", every=self.every, share=self._own / rest)
 
     def _on_save(self, target: Any, content: Any) -> None:
         self.saves += 1
@@ -616,6 +630,14 @@ def _bytes(value: Any) -> Any:
     return flat.view(torch.uint8).numpy().data
 
 
+def _spread(leaf: Any) -> Any:
+    """Return some values of each row of a tensor, or all of them if they are few."""
+    width = leaf.numel() // max(1, leaf.shape[0])
+    if width <= SEEN or leaf.layout != sys.modules["torch"].strided:
+        return leaf
+    return leaf.detach().reshape(leaf.shape[0], -1)[:, :: math.ceil(width / SEEN)]
+
+
 def _row_digests(leaves: Sequence[Any]) -> list[int]:
     """Return a digest for each sample of a batch: the first dimension of its tensors."""
     sizes = [leaf.shape[0] for leaf in leaves if leaf.dim()]
@@ -625,7 +647,7 @@ def _row_digests(leaves: Sequence[Any]) -> list[int]:
     rows = [0] * size
     for leaf in leaves:
         if leaf.dim() and leaf.shape[0] == size:
-            content = bytes(_bytes(leaf))
+            content = bytes(_bytes(_spread(leaf)))
             width = len(content) // size
             for row in range(size):
                 rows[row] = zlib.crc32(content[row * width : (row + 1) * width], rows[row])

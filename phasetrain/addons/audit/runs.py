@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,10 +161,20 @@ def _wait(
 def _kill_others(records: str) -> None:
     """Kill what the command has started in sessions of its own, as torchrun does with its ranks."""
     mark = os.fsencode(f"{FOLDER}={records}")
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end and _kill_marked(mark):
+        time.sleep(0.05)  # until they have ended: the next run must not meet them
+
+
+def _kill_marked(mark: bytes) -> int:
+    """Kill processes with a variable in their environment, and return how many there were."""
+    count = 0
     for entry in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # ended, or another user's
             if mark in entry.read_bytes().split(b"\0"):
                 os.kill(int(entry.parent.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
 def _copy_or_link(source: str, target: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class Update:
         generators: library -> digest of its random state at the first forward pass.
         place: where the batch was read, and where the step was made, as `file:line`.
         optimizer: number of the optimizer that stepped, in the order in which they were made.
+        begins: part of the state -> digest before the first step of an optimizer, but for the first
+            update.
     """
 
     number: int
@@ -40,6 +42,7 @@ class Update:
     place: str
     step_place: str
     optimizer: int = 0
+    begins: Mapping[str, Any] | None = None
 
     @property
     def flat_samples(self) -> tuple[Any, ...]:
@@ -78,6 +81,8 @@ class Trace:
         share: cost of the probe, relative to the rest of a step, before it was spread.
         torch: its version.
         framework: module of the framework that trains; empty if there is none.
+        rank: of the process.
+        undone: number of updates before the first one that are left out, see `drop_undone`.
     """
 
     updates: Sequence[Update] = ()
@@ -91,6 +96,7 @@ class Trace:
     torch: str = ""
     framework: str = ""
     rank: str = "0"
+    undone: int = 0
 
     def update(self, number: int) -> Update | None:
         """Return an update by its number, from 1."""
@@ -124,7 +130,7 @@ def read_trace(path: Path) -> Trace:
         except ValueError:
             break
         _add_event(draft, event)
-    return Trace(
+    trace = Trace(
         draft.updates,
         draft.saves,
         draft.loads,
@@ -132,6 +138,28 @@ def read_trace(path: Path) -> Trace:
         draft.files,
         draft.workers,
         **draft.rest,
+    )
+    return drop_undone(trace)
+
+
+def drop_undone(trace: Trace) -> Trace:
+    """Return a record without updates that were undone, such as those of a rehearsal.
+
+    After them another optimizer begins with the weights that the process began with.
+    """
+    weights = (trace.updates[0].before or {}).get("weights") if trace.updates else None
+    begun = [one for one in trace.updates if one.begins and one.begins["weights"] == weights]
+    if not begun:
+        return trace
+    count = begun[-1].number - 1
+    kept = [replace(one, number=one.number - count) for one in trace.updates[count:]]
+    kept[0] = replace(kept[0], before=kept[0].begins)
+    return replace(
+        trace,
+        updates=kept,
+        saves=[replace(one, after=max(0, one.after - count)) for one in trace.saves],
+        files=[(max(0, after - count), path) for after, path in trace.files],
+        undone=count,
     )
 
 
@@ -175,4 +203,5 @@ def _read_update(event: Mapping[str, Any]) -> Update:
         place=event.get("place", ""),
         step_place=event["step_place"],
         optimizer=event["optimizer"],
+        begins=event.get("begins"),
     )

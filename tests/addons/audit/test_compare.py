@@ -14,7 +14,7 @@ from phasetrain.addons.audit.compare import (
     find_start,
     find_undone,
 )
-from phasetrain.addons.audit.trace import Save, Trace, Update
+from phasetrain.addons.audit.trace import Save, Trace, Update, drop_undone
 from phasetrain.addons.audit.verdict import make_findings
 
 BATCH, EPOCH = 2, 4  # samples of an update, updates of an epoch
@@ -163,3 +163,41 @@ def test_causes_are_told_from_their_effects(
     findings, rest = make_findings(found, samples, other, REFERENCE)
     assert [finding.code for finding in findings] == codes
     assert rest == effects
+
+
+def gan(number: int, *, before: int = 0, optimizer_state: int = 0) -> Update:
+    """Update of a GAN, whose two optimizers step in turns."""
+    which = (number - 1) % 2
+    state = {"weights": 10 * number, "buffers": {"Net": [number]}, "optimizer.Adam.exp_avg": number}
+    begin = {"weights": 10 * before, "buffers": {}, "optimizer.Adam.exp_avg": optimizer_state}
+    return one(number, state=state, before=begin if before else None, optimizer=which)
+
+
+@pytest.mark.parametrize(("moment", "parts"), [(6, []), (0, [("optimizer.Adam.exp_avg", 8, True)])])
+def test_each_optimizer_is_compared_with_its_own_state(
+    moment: int, parts: list[tuple[str, int, bool]]
+) -> None:
+    reference = run([gan(number) for number in range(1, 13)])
+    first = [gan(7, before=5, optimizer_state=5), gan(8, before=6, optimizer_state=moment)]
+    again = run([*first, *(gan(number) for number in range(9, 13))])
+    assert find_start(reference, again) == 6
+    found = compare(reference, again, 6)
+    assert [(each.part, each.update, each.at_start) for each in found] == parts
+
+
+def test_updates_before_an_optimizer_that_begins_with_the_first_weights_are_undone() -> None:
+    begin = {"weights": 0, "optimizer.Adam.exp_avg": 0}
+    rehearsal = [one(1, before={"weights": 0}), one(2)]
+    training = [replace(one(number), optimizer=1) for number in range(1, 5)]
+    training[0] = replace(training[0], begins=begin)
+    trace = drop_undone(run([*rehearsal, *training], files=[(1, "a.pt"), (5, "b.pt")]))
+    assert trace.undone == 2
+    assert [update.state for update in trace.updates] == [update.state for update in training]
+    assert trace.updates[0].before == begin
+    assert trace.files == [(0, "a.pt"), (3, "b.pt")]
+    assert drop_undone(REFERENCE) == REFERENCE
+
+
+def test_samples_are_not_compared_if_one_run_reads_without_a_loader() -> None:
+    without = run([one(number, samples=(), content=()) for number in range(6, 13)], start=5)
+    assert compare(REFERENCE, without, 5) == []
