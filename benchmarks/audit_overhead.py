@@ -58,11 +58,11 @@ def run(script: str, folder: str) -> float:
 
 
 def main() -> None:
-    """Print the cost for small and large batches."""
+    """Print the cost for two sizes of batches."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    for batch in (64, 512):
+    for batch in (64, 128):
         script = SCRIPT.replace("BATCH", str(batch)).replace("SIZE", str(batch * 10))
         bare, recorded = [], []
         for _ in range(rounds):

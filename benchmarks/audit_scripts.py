@@ -639,6 +639,7 @@ parts = {"trainer": trainer, "model": model, "optimizer": optimizer, "schedule":
 saver = DiskSaver("checkpoints", require_empty=False)
 handler = Checkpoint(parts, saver, n_saved=1, global_step_transform=lambda *_: trainer.state.iteration)
 trainer.add_event_handler(Events.ITERATION_COMPLETED(every=5), handler)
+os.makedirs("checkpoints", exist_ok=True)
 for name in os.listdir("checkpoints"):
     state = torch.load(f"checkpoints/{name}", weights_only=False)
     Checkpoint.load_objects(to_load=parts, checkpoint=state)

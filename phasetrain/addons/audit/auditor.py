@@ -388,9 +388,9 @@ def _require_updates(first: Finished) -> Trace:
         )
     if not first.traces:
         raise CannotAuditError(
-            "no process of the command imported torch; is it the training, does it run Python with "
-            "-I or -S, or does it replace PYTHONPATH (keep it: `PYTHONPATH=src:$PYTHONPATH`) or "
-            "sys.meta_path?"
+            "no process of the command imported torch where the probe sees it. Either it is not "
+            "the training, or it runs Python with -I or -S, or it replaces sys.meta_path or "
+            "PYTHONPATH; keep the latter: `PYTHONPATH=src:$PYTHONPATH`"
         )
     count = len(first.trace.updates)
     if count < FEW:
