@@ -129,8 +129,8 @@ class Probe:
         self.buffers: list[tuple[Any, int]] = []  # before each call until the first loss
         self._own = 0.0
         self._digests = 0.0
-        self._first = 0.0
-        self._began = 0.0
+        self._ended = 0.0
+        self._costs: list[tuple[float, float, float]] = []
         self._torch: Any = None
         self._descriptor = -1
 
@@ -373,9 +373,6 @@ class Probe:
         if not self.is_on:
             return
         began = time.perf_counter()
-        if self._began == 0.0:
-            self._first = began
-        self._began = began
         _add(self.optimizers, optimizer)
         index = self._index_of(optimizer)
         if index not in self.stepped:
@@ -431,14 +428,21 @@ class Probe:
 
     def _choose_stride(self) -> None:
         """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
-        if self.every or self.updates != MEASURED:
+        if self.every:
             return
-        took = time.perf_counter() - self._first
-        rest = max(took - self._own, 1e-6)
-        always = (self._own - self._digests) / rest
-        budget = max(SHARE - always, SHARE / 3)
-        self.every = max(1, math.ceil(self._digests / rest / budget))
-        self.write("stride", every=self.every, share=self._own / rest)
+        now = time.perf_counter()
+        if self._ended:
+            self._costs.append((now - self._ended, self._own, self._digests))
+        self._ended, self._own, self._digests = now, 0.0, 0.0
+        if self.updates != MEASURED:
+            return
+        # Medians: a step may be long because other programs had the processor.
+        columns = zip(*self._costs, strict=True)
+        took, own, digests = (sorted(column)[len(column) // 2] for column in columns)
+        rest = max(took - own, 1e-6)
+        budget = max(SHARE - (own - digests) / rest, SHARE / 3)
+        self.every = max(1, math.ceil(digests / rest / budget))
+        self.write("stride", every=self.every, share=own / rest)
 
     def _on_save(self, target: Any, content: Any) -> None:
         self.saves += 1

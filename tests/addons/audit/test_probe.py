@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,18 @@ def test_the_newest_batch_with_the_memory_of_the_input_is_trained(tmp_path: Path
     recorder._match((batch,), {})
     assert [entry["index"] for entry in recorder.used] == [2]
     assert [entry["index"] for entry in recorder.batches] == [3]
+
+
+def test_the_stride_follows_the_usual_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Probe(str(tmp_path), {})
+    # Steps of 20 ms and 4 ms of digests, of which one waits for the processor: 0.2 / 0.03 = 6.7
+    ends = iter([0.0, 0.024, 0.048, 9.0, 9.024, 9.048, 9.072, 9.096])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ends))
+    for number in range(1, probe.MEASURED + 1):
+        recorder.updates = number
+        recorder._own = recorder._digests = 0.004
+        recorder._choose_stride()
+    assert recorder.every == 7
 
 
 def test_a_process_in_a_session_of_its_own_is_ended(
