@@ -484,70 +484,6 @@ FAULTS = [
 ]
 """Faults in the plain script."""
 
-CLEAN = [
-    Script("plain", PLAIN, full=True),
-    Script("SGD with momentum", change(PLAIN, SGD)),
-    Script("NumPy's generator for augmentation", change(PLAIN, NUMPY_NOISE)),
-    Script(
-        "accumulation, saved between updates",
-        change(
-            PLAIN, *ACCUMULATE, ("        if update % EVERY == 0:", "        if update % 8 == 0:")
-        ),
-    ),
-    Script(
-        "two workers",
-        change(
-            PLAIN, ("generator=torch.Generator())", "generator=torch.Generator(), num_workers=2)")
-        ),
-        full=True,
-    ),
-    Script(
-        "a target network, saved",
-        change(
-            PLAIN,
-            *TARGET,
-            ('"update": update,', '"update": update, "target": target.state_dict(),'),
-            (
-                'update = state["update"]',
-                'update = state["update"]\n    target.load_state_dict(state["target"])',
-            ),
-        ),
-    ),
-    Script(
-        "checkpoints at the ends of epochs",
-        change(PLAIN, ("EVERY = 0, 64, 8, 36, 5", "EVERY = 0, 64, 8, 36, 8")),
-    ),
-    Script(
-        "a learning rate by hand, its counter saved",
-        change(
-            PLAIN,
-            *BY_HAND,
-            ('"update": update,', '"update": update, "steps": steps,'),
-            ('update = state["update"]', 'update = state["update"]\n    steps = state["steps"]'),
-            ("    global update\n", "    global update, steps\n"),
-        ),
-    ),
-    Script(
-        "a generator that nothing draws from",
-        change(
-            PLAIN,
-            ("nn.Dropout(0.2)", "nn.Identity()"),
-            ('    torch.set_rng_state(state["torch"])\n', ""),
-        ),
-    ),
-    Script(
-        "tests between epochs",
-        change(
-            PLAIN,
-            (
-                "    epoch += 1\n",
-                "    model.eval()\n    with torch.no_grad():\n        for inputs, targets in DataLoader(data, 16, generator=torch.Generator()):\n            model(inputs)\n    model.train()\n    epoch += 1\n",
-            ),
-        ),
-    ),
-]
-"""Scripts without a fault."""
-
 TORCHVISION = """\
 import torch
 library = torch.library.Library("torchvision", "DEF")
@@ -671,9 +607,286 @@ while update < 36:
     epoch, skip = epoch + 1, 0
 """
 
+IGNITE = """\
+import os
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint, DiskSaver
+from ignite.utils import manual_seed
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+manual_seed(0)
+inputs = torch.randn(64, 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+
+
+def step(engine, batch):
+    model.train()
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    schedule.step()
+    return loss.item()
+
+
+trainer = Engine(step)
+parts = {"trainer": trainer, "model": model, "optimizer": optimizer, "schedule": schedule}
+saver = DiskSaver("checkpoints", require_empty=False)
+handler = Checkpoint(parts, saver, n_saved=1, global_step_transform=lambda *_: trainer.state.iteration)
+trainer.add_event_handler(Events.ITERATION_COMPLETED(every=5), handler)
+os.makedirs("checkpoints", exist_ok=True)
+for name in os.listdir("checkpoints"):
+    state = torch.load(f"checkpoints/{name}", weights_only=False)
+    Checkpoint.load_objects(to_load=parts, checkpoint=state)
+trainer.run(loader, max_epochs=5)
+"""
+DETERMINISTIC = (
+    (
+        "from ignite.handlers",
+        "from ignite.engine.deterministic import DeterministicEngine\nfrom ignite.handlers",
+    ),
+    ("trainer = Engine(step)", "trainer = DeterministicEngine(step)"),
+)
+STATEFUL = (
+    (
+        "from torch.utils.data import DataLoader, TensorDataset",
+        "from torch.utils.data import TensorDataset\nfrom torchdata.stateful_dataloader import StatefulDataLoader",
+    ),
+    ("loader = DataLoader(", "loader = StatefulDataLoader("),
+)
+
+PLAIN_TWIN = """\
+import phasetrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+SEED, SIZE, BATCH, UPDATES, EVERY = 0, 64, 8, 36, 5
+torch.manual_seed(SEED)
+
+
+class Points(Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(SIZE, 8, generator=generator)
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        noise = 0.1 * torch.randn(8)
+        return self.inputs[index] + noise, self.inputs[index, :1] * 2 + 0.1
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, inputs):
+        return self.head(self.drop(self.body(inputs)))
+
+
+model = Net()
+phasetrain.fit(
+    model,
+    train=DataLoader(Points(), BATCH, shuffle=True),
+    loss=nn.MSELoss(),
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    epochs=5,
+    OPTIMIZER={"SCHEDULES": {"lr": {"name": "cosine"}}},
+    MODEL={"ema": {"decay": 0.9, "test": False}},
+    CHECKPOINT={"every_updates": EVERY},
+    RUN={"dir": "run"},
+)
+"""
+
+LIGHTNING_TWIN = """\
+import phasetrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 8)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+model = Net()
+phasetrain.fit(
+    model,
+    train=loader,
+    loss=nn.MSELoss(),
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    epochs=5,
+    OPTIMIZER={"SCHEDULES": {"lr": {"name": "cosine"}}},
+    CHECKPOINT={"every_updates": 5},
+    RUN={"dir": "run"},
+)
+"""
+
+TRAINER_TWIN = """\
+import phasetrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 8)
+
+
+class Points(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"inputs": inputs[index], "labels": inputs[index, :1]}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, inputs, labels=None):
+        output = self.net(inputs)
+        return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
+
+
+model = Net()
+phasetrain.fit(
+    model,
+    train=DataLoader(Points(), 8, shuffle=True),
+    LOSS={"name": "from_model", "with_target": True},
+    DATA={"TRAIN": {"inputs": "inputs", "targets": "labels"}},
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    epochs=5,
+    OPTIMIZER={"SCHEDULES": {"lr": {"name": "linear", "end": 0.0}}},
+    CHECKPOINT={"every_updates": 5},
+    RUN={"dir": "run"},
+)
+"""
+
+ACCELERATE_TWIN = """\
+import phasetrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
+phasetrain.fit(
+    model,
+    train=loader,
+    loss=nn.MSELoss(),
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
+    epochs=5,
+    OPTIMIZER={"SCHEDULES": {"lr": {"name": "cosine"}}},
+    CHECKPOINT={"every_updates": 5},
+    RUN={"dir": "run"},
+)
+"""
+
+CLEAN = [
+    Script("plain", PLAIN, full=True),
+    Script("SGD with momentum", change(PLAIN, SGD)),
+    Script("NumPy's generator for augmentation", change(PLAIN, NUMPY_NOISE)),
+    Script(
+        "accumulation, saved between updates",
+        change(
+            PLAIN, *ACCUMULATE, ("        if update % EVERY == 0:", "        if update % 8 == 0:")
+        ),
+    ),
+    Script(
+        "two workers",
+        change(
+            PLAIN, ("generator=torch.Generator())", "generator=torch.Generator(), num_workers=2)")
+        ),
+        full=True,
+    ),
+    Script(
+        "a target network, saved",
+        change(
+            PLAIN,
+            *TARGET,
+            ('"update": update,', '"update": update, "target": target.state_dict(),'),
+            (
+                'update = state["update"]',
+                'update = state["update"]\n    target.load_state_dict(state["target"])',
+            ),
+        ),
+    ),
+    Script(
+        "checkpoints at the ends of epochs",
+        change(PLAIN, ("EVERY = 0, 64, 8, 36, 5", "EVERY = 0, 64, 8, 36, 8")),
+    ),
+    Script(
+        "a learning rate by hand, its counter saved",
+        change(
+            PLAIN,
+            *BY_HAND,
+            ('"update": update,', '"update": update, "steps": steps,'),
+            ('update = state["update"]', 'update = state["update"]\n    steps = state["steps"]'),
+            ("    global update\n", "    global update, steps\n"),
+        ),
+    ),
+    Script(
+        "a generator that nothing draws from",
+        change(
+            PLAIN,
+            ("nn.Dropout(0.2)", "nn.Identity()"),
+            ('    torch.set_rng_state(state["torch"])\n', ""),
+        ),
+    ),
+    Script(
+        "tests between epochs",
+        change(
+            PLAIN,
+            (
+                "    epoch += 1\n",
+                "    model.eval()\n    with torch.no_grad():\n        for inputs, targets in DataLoader(data, 16, generator=torch.Generator()):\n            model(inputs)\n    model.train()\n    epoch += 1\n",
+            ),
+        ),
+    ),
+    Script("phasetrain, the twin of the plain script", PLAIN_TWIN),
+    Script(
+        "phasetrain, the twin of the plain script, resumed with two workers",
+        change(
+            PLAIN_TWIN,
+            ("shuffle=True)", "shuffle=True, num_workers=2 * os.path.exists('run'))"),
+            ("import phasetrain\n", "import os\nimport phasetrain\n"),
+        ),
+    ),
+    Script("phasetrain, the twin of the Lightning script", LIGHTNING_TWIN),
+    Script("phasetrain, the twin of the Hugging Face script", TRAINER_TWIN),
+    Script("phasetrain, the twin of the Accelerate script", ACCELERATE_TWIN),
+]
+"""Scripts without a fault."""
+
 FRAMEWORKS = [
     Script("Lightning, a shuffled DataLoader", TORCHVISION + LIGHTNING),
+    Script("Lightning, StatefulDataLoader", TORCHVISION + change(LIGHTNING, *STATEFUL)),
     Script("Hugging Face Trainer", TORCHVISION + TRAINER),
     Script("Accelerate, skip_first_batches", TORCHVISION + ACCELERATE),
+    Script("Ignite, Engine", IGNITE),
+    Script("Ignite, DeterministicEngine", change(IGNITE, *DETERMINISTIC)),
 ]
 """Scripts as the documentation of a framework has them; what the audit says is a measurement."""

@@ -144,6 +144,7 @@ class _Auditor:
         self.report = report
         self.limits = {"stop_at": options.updates} if options.updates else {}
         self.noise: dict[str, int] = {}
+        self.notes: list[str] = []
 
     def audit(self) -> Audit:
         """Ask every question."""
@@ -156,12 +157,18 @@ class _Auditor:
         # With digests in every update: a run may be resumed after any of them.
         again = self.runner.run(self.runner.new_folder("again"), {**self.limits, "every": 1})
         reference = again.trace
+        if _found_first(trace, reference):
+            raise CannotAuditError(
+                f"the second run of the same command made {len(reference.updates)} updates and the "
+                f"first one {len(trace.updates)}: it found what the first one has written outside "
+                "of its working folder. Write {run} in the command where it takes its output folder"
+            )
         noise = compare(trace, reference)
         self.noise = {one.part: one.update for one in noise}
         self.report(f"killed after update {kill_at}")
         folder = self.runner.new_folder("killed")
-        killed = self.runner.run(folder, {**limits, "kill_at": kill_at})
-        if len(killed.trace.updates) != kill_at:
+        killed = self.runner.run(folder, {**limits, "kill_at": kill_at + trace.undone})
+        if len(killed.trace.updates) + killed.trace.undone != kill_at + trace.undone:
             raise CannotAuditError(
                 f"the run that was to be killed after update {kill_at} ended after update "
                 f"{len(killed.trace.updates)}, with exit code {killed.exit_code}\n{killed.output}"
@@ -179,8 +186,7 @@ class _Auditor:
         trace = first.trace
         count = len(trace.updates)
         self._check_places(first)
-        points = sorted({save.after for save in trace.saves} | {after for after, _ in trace.files})
-        points = [point for point in points if 0 < point < count - 1]
+        points = _points(trace)
         given = self.options.kill_at
         if given is not None:
             if not 0 < given < count:
@@ -206,7 +212,7 @@ class _Auditor:
         """Reject a script whose runs would meet in one folder."""
         inside = first.folder.resolve()
         temporary = Path(tempfile.gettempdir()).resolve()
-        for path in [path for _, path in first.trace.files]:
+        for path in [path for after, path in first.trace.files if after]:
             place = Path(path).resolve()
             if place.is_relative_to(inside) or not place.exists():
                 continue
@@ -301,13 +307,23 @@ class _Auditor:
             workers = 0 if reference.workers else 2
             self.report(f"resumed with {workers} workers per DataLoader")
             folder = self.runner.new_folder("workers", like=before)
-            yield self._resume(folder, reference, killed, "workers", {"workers": workers})[0]
-        points = [save.after for save in resumed.trace.saves if save.after > 0]
-        if points and points[0] + 1 < len(resumed.trace.updates):
+            check, _, other = self._resume(
+                folder, reference, killed, "workers", {"workers": workers}
+            )
+            if other.exit_code:
+                self.notes.append(f"With {workers} workers per DataLoader: {check.sentence}")
+            else:
+                yield check
+        points = _points(resumed.trace)
+        if points:
             self.report("killed and resumed a second time")
             folder = self.runner.new_folder("second", like=before)
             twice = self._resume(
-                folder, reference, killed, "second_kill", {"kill_at": points[0] + 1}
+                folder,
+                reference,
+                killed,
+                "second_kill",
+                {"kill_at": points[0] + 1 + resumed.trace.undone},
             )[2]
             joined = replace(twice, traces=[_join(killed.trace, twice.trace, start)])
             yield self._resume(folder, reference, joined, "second_resume")[0]
@@ -316,8 +332,9 @@ class _Auditor:
             self.report("killed while a checkpoint was written")
             folder = self.runner.new_folder("torn")
             torn = self.runner.run(folder, {**limits, "kill_in_save": direct[-1]})
-            check = self._resume(folder, reference, torn, "torn_save")[0]
-            yield _explain_torn(check, torn.trace, killed.trace)
+            if torn.exit_code:  # it was killed: that save was made again
+                check = self._resume(folder, reference, torn, "torn_save")[0]
+                yield _explain_torn(check, killed)
 
     def _conclude(
         self,
@@ -328,7 +345,7 @@ class _Auditor:
         start: int,
         first: Finished,
     ) -> Audit:
-        notes = []
+        notes = self.notes
         code = max(check.exit_code for check in checks)
         sentence = "Exact: a killed and resumed run equals one that was not killed."
         failed = [check for check in checks if check.exit_code]
@@ -341,7 +358,7 @@ class _Auditor:
                 f"Not deterministic: two runs of the same command differ from update "
                 f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
             )
-        if start:
+        if 0 < start <= kill_at:
             notes.append(
                 f"The kill after update {kill_at} lost {kill_at - start} updates: the last "
                 f"checkpoint was written after update {start}."
@@ -371,8 +388,9 @@ def _require_updates(first: Finished) -> Trace:
         )
     if not first.traces:
         raise CannotAuditError(
-            "no process of the command imported torch; is it the training, does it run Python with "
-            "-I or -S, or does it replace PYTHONPATH?"
+            "no process of the command imported torch where the probe sees it. Either it is not "
+            "the training, or it runs Python with -I or -S, or it replaces sys.meta_path or "
+            "PYTHONPATH; keep the latter: `PYTHONPATH=src:$PYTHONPATH`"
         )
     count = len(first.trace.updates)
     if count < FEW:
@@ -380,6 +398,18 @@ def _require_updates(first: Finished) -> Trace:
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
         )
     return first.trace
+
+
+def _points(trace: Trace) -> list[int]:
+    """Return after which updates a checkpoint was written, so that one more can be lost."""
+    after = {save.after for save in trace.saves} | {after for after, _ in trace.files}
+    return sorted(point for point in after if 0 < point < len(trace.updates) - 1)
+
+
+def _found_first(first: Trace, second: Trace) -> bool:
+    """Return whether a second run has resumed the first one, although each has its own folder."""
+    fewer = len(second.updates) < len(first.updates)
+    return not second.updates or (fewer and len(second.loads) > len(first.loads))
 
 
 def _explain_failure(name: str, resumed: Finished) -> Check:
@@ -402,16 +432,17 @@ def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Tra
     return Check(name, DIFFERS, sentence, [finding])
 
 
-def _explain_torn(check: Check, torn: Trace, killed: Trace) -> Check:
+def _explain_torn(check: Check, killed: Finished) -> Check:
     """Return the answer to the question about a kill in the middle of a save."""
     if check.exit_code == EXACT:
         return check
-    place = killed.saves[-1].place if killed.saves else ""
+    place = killed.trace.saves[-1].place if killed.trace.saves else ""
     sentence = (
         "A kill while a checkpoint is written loses the run: the file is written in place, and the "
         f"torn file is read by the next start. {check.sentence}"
     )
     finding = Finding("torn_save", sentence, place, TORN_REMEDY)
+    finding = _shorten_place(finding, killed.folder)
     return replace(check, sentence=sentence, findings=[finding])
 
 

@@ -16,6 +16,7 @@ Each process writes one JSON object per line to `trace-PID.jsonl`:
 
 import atexit
 import json
+import math
 import os
 import random
 import signal
@@ -32,11 +33,17 @@ from typing import Any
 FOLDER = "PHASETRAIN_AUDIT_FOLDER"
 OPTIONS = "PHASETRAIN_AUDIT_OPTIONS"
 
+LEADER = "leader"
+"""File with the process group of the command."""
+
 MEASURED = 8
 """Number of first updates whose cost decides how often the state is digested."""
 
 SHARE = 0.03
 """Largest share of a step that the probe may take."""
+
+SEEN = 1024
+"""Maximum number of values of a sample that are digested, spread over all of it."""
 
 LISTED_LEAVES = 4000
 """Maximum number of values of a checkpoint that are recorded."""
@@ -56,6 +63,7 @@ FRAMEWORKS = (
 MODEL_FILES = (
     ".bin",
     ".ckpt",
+    ".distcp",
     ".h5",
     ".npy",
     ".npz",
@@ -70,19 +78,21 @@ MODEL_FILES = (
 
 
 def start() -> None:
-    """Begin to record, if this process was started by an audit and is no worker."""
+    """Begin to record, if this process was started by an audit.
+
+    Processes of `multiprocessing` as well: a rank may be one. Records without updates are ignored.
+    """
     folder = os.environ.get(FOLDER)
-    if not folder or _is_worker_process():
+    if not folder:
         return
     probe = Probe(folder, json.loads(os.environ.get(OPTIONS, "{}")))
     os.register_at_fork(after_in_child=probe.disable)
-    after = {"torch": probe.install, "safetensors.torch": probe.wrap_safetensors}
+    after = {
+        "torch": probe.install,
+        "safetensors.torch": probe.wrap_safetensors,
+        "torchdata.stateful_dataloader.stateful_dataloader": probe.wrap_stateful_loader,
+    }
     sys.meta_path.insert(0, _AfterImport(after))
-
-
-def _is_worker_process() -> bool:
-    words = getattr(sys, "orig_argv", sys.argv)
-    return any("multiprocessing" in word for word in words[1:4])
 
 
 class Probe:
@@ -96,6 +106,7 @@ class Probe:
     """
 
     def __init__(self, folder: str, options: Mapping[str, int]) -> None:
+        self.folder = folder
         self.path = os.path.join(folder, f"trace-{os.getpid()}.jsonl")  # noqa: PTH118
         self.options = options
         self.every = options.get("every", 0)
@@ -112,11 +123,14 @@ class Probe:
         self.scalers: list[Any] = []
         self.schedules: list[Any] = []
         self.is_stale = True  # the state has been loaded, or the process has just begun
-        self.before: list[dict[str, Any]] = []
-        self.buffers: dict[int, int] = {}  # by module, before its last call until the first loss
+        self.before: dict[int, dict[str, Any]] = {}  # by the number of an optimizer
+        self.begins: dict[int, dict[str, Any]] = {}  # before the first step of a later optimizer
+        self.stepped: set[int] = set()
+        self.buffers: list[tuple[Any, int]] = []  # before each call until the first loss
         self._own = 0.0
-        self._first = 0.0
-        self._began = 0.0
+        self._digests = 0.0
+        self._ended = 0.0
+        self._costs: list[tuple[float, float, float]] = []
         self._torch: Any = None
         self._descriptor = -1
 
@@ -151,7 +165,8 @@ class Probe:
 
         optimizers.register_optimizer_step_pre_hook(self._before_step)
         optimizers.register_optimizer_step_post_hook(self._after_step)
-        self._wrap_loaders(torch.utils.data.dataloader)
+        dataloader = torch.utils.data.dataloader
+        self._wrap_loader(dataloader.DataLoader, dataloader._BaseDataLoaderIter)
         self._wrap_modules(torch.nn.Module)
         self._wrap_backward(torch)
         self._wrap_restores(torch)
@@ -159,10 +174,13 @@ class Probe:
         sys.addaudithook(self._on_audit_event)
         atexit.register(lambda: self.write("end"))
 
-    def _wrap_loaders(self, dataloader: Any) -> None:
-        iterator = dataloader._BaseDataLoaderIter
-        next_index, next_batch = iterator._next_index, iterator.__next__
-        make, make_iterator = dataloader.DataLoader.__init__, dataloader.DataLoader.__iter__
+    def wrap_stateful_loader(self, module: Any) -> None:
+        """Record the loader of torchdata, which has iterators of its own."""
+        self._wrap_loader(module.StatefulDataLoader, module._StatefulBaseDataLoaderIter)
+
+    def _wrap_loader(self, loader: Any, iterator: Any) -> None:
+        next_index, next_batch, reset = iterator._next_index, iterator.__next__, iterator._reset
+        make, make_iterator = loader.__init__, loader.__iter__
 
         def record_index(this: Any) -> Any:
             index = next_index(this)
@@ -176,6 +194,11 @@ class Probe:
                 self._on_batch(this, batch)
             return batch
 
+        def forget_indices(this: Any, *args: Any, **kwargs: Any) -> None:
+            # Persistent workers: those of an epoch that was left early were read ahead.
+            this.__dict__.pop("_audit_indices", None)
+            reset(this, *args, **kwargs)
+
         def record_epoch(this: Any) -> Any:
             if self.is_on:
                 self.write("epoch", workers=this.num_workers, place=_place())
@@ -184,12 +207,12 @@ class Probe:
         def change_workers(this: Any, *args: Any, **kwargs: Any) -> None:
             # DataLoader(dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, ...)
             if "workers" in self.options and len(args) < 6:
-                kwargs["num_workers"] = self.options["workers"]
+                _set_workers(kwargs, self.options["workers"])
             make(this, *args, **kwargs)
 
         iterator._next_index, iterator.__next__ = record_index, record_batch
-        dataloader.DataLoader.__init__ = change_workers
-        dataloader.DataLoader.__iter__ = record_epoch
+        iterator._reset = forget_indices
+        loader.__init__, loader.__iter__ = change_workers, record_epoch
 
     def _wrap_modules(self, module_class: Any) -> None:
         call = module_class.__call__
@@ -260,7 +283,6 @@ class Probe:
         save, load = torch.save, torch.load
 
         def record_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            self.saves += self.is_on
             result = save(obj, f, *args, **kwargs)
             if self.is_on:
                 self._on_save(f, obj)
@@ -319,17 +341,18 @@ class Probe:
         # Not in the first step: the forward passes before it move the statistics of batch norm.
         # Again until the first backward pass: others come before a checkpoint is loaded.
         if self.is_stale:
-            self.before = [self._digest_state(optimizer) for optimizer in self.optimizers]
-            self.buffers[id(module)] = _digest(module.buffers())
+            self.before = dict(enumerate(map(self._digest_state, self.optimizers)))
+            self.buffers.append((module, _digest(module.buffers())))
         if self.batches:
             self._match(args, kwargs)
         self._own += time.perf_counter() - began
 
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Note which of the batches that were read is trained now: frameworks read ahead."""
-        given = {leaf.data_ptr() for leaf in _tensors((args, dict(kwargs)))}
-        for number, entry in enumerate(self.batches):
-            if given & entry["pointers"]:
+        given = {leaf.data_ptr() for leaf in _tensors((args, dict(kwargs)))} - {0}
+        # The newest first: the memory of an older one, which was skipped, may be in use again.
+        for number in reversed(range(len(self.batches))):
+            if given & self.batches[number]["pointers"]:
                 for _ in range(number):
                     self.batches.popleft()  # read, and skipped on a resume
                 self.used.append(self.batches.popleft())
@@ -350,12 +373,14 @@ class Probe:
         if not self.is_on:
             return
         began = time.perf_counter()
-        if self._began == 0.0:
-            self._first = began
-        self._began = began
         _add(self.optimizers, optimizer)
-        if not self.before and self.updates == 0:  # no module was called
-            self.before = [self._digest_state(optimizer)]
+        index = self._index_of(optimizer)
+        if index not in self.stepped:
+            self.stepped.add(index)
+            if self.updates:
+                self.begins[index] = self._digest_state(optimizer)
+            elif not self.before:  # no module was called
+                self.before[index] = self._digest_state(optimizer)
         self._own += time.perf_counter() - began
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -366,6 +391,7 @@ class Probe:
         digests = None
         if self._is_digested():
             digests = self._digest_state(optimizer)
+            self._digests += time.perf_counter() - began
         index = self._index_of(optimizer)
         content = {
             "optimizer": index,
@@ -376,20 +402,23 @@ class Probe:
             "generators": self.generators or {},
             "state": digests,
         }
-        if self.before:
-            before = self.before[min(index, len(self.before) - 1)]
-            content["before"] = {**before, "buffers": sorted(self.buffers.values())}
+        before = self.before.pop(index, None)
+        if before is not None:
+            content["before"] = {**before, "buffers": _by_class(self.buffers)}
+        if index in self.begins:
+            content["begins"] = {**self.begins.pop(index), "buffers": {}}
         if self.used:
             content["place"] = self.used[0]["place"]
         if self.updates == 1:
             content["frameworks"] = [name for name in FRAMEWORKS if name in sys.modules]
+            content["rank"] = self._rank()
         self.write("update", **content, step_place=_place())
-        self.before, self.roots = [], []
+        self.roots = []
         self.used, self.losses, self.generators = [], [], None
         self._own += time.perf_counter() - began
         self._choose_stride()
         if self.updates == self.options.get("kill_at"):
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._kill()
         if self.updates == self.options.get("stop_at"):
             self.write("stopped")
             os._exit(0)
@@ -399,15 +428,24 @@ class Probe:
 
     def _choose_stride(self) -> None:
         """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
-        if self.every or self.updates != MEASURED:
+        if self.every:
             return
-        took = time.perf_counter() - self._first
-        rest = max(took - self._own, 1e-6)
-        cost = self._own / rest
-        self.every = max(1, round(cost / SHARE))
-        self.write("stride", every=self.every, share=cost)
+        now = time.perf_counter()
+        if self._ended:
+            self._costs.append((now - self._ended, self._own, self._digests))
+        self._ended, self._own, self._digests = now, 0.0, 0.0
+        if self.updates != MEASURED:
+            return
+        # Medians: a step may be long because other programs had the processor.
+        columns = zip(*self._costs, strict=True)
+        took, own, digests = (sorted(column)[len(column) // 2] for column in columns)
+        rest = max(took - own, 1e-6)
+        budget = max(SHARE - (own - digests) / rest, SHARE / 3)
+        self.every = max(1, math.ceil(digests / rest / budget))
+        self.write("stride", every=self.every, share=own / rest)
 
     def _on_save(self, target: Any, content: Any) -> None:
+        self.saves += 1
         leaves: dict[str, Any] = {}
         for path, leaf in _walk(content):
             if len(leaves) == LISTED_LEAVES:
@@ -419,7 +457,22 @@ class Probe:
             # As if the process had been killed in the middle: what a file in place would look like.
             with open(path, "r+b") as file:
                 file.truncate(os.path.getsize(path) // 2)  # noqa: PTH202
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill the command with all that it has started, as the loss of its machine would."""
+        try:
+            with open(os.path.join(self.folder, LEADER)) as file:  # noqa: PTH118
+                os.killpg(int(file.read()), signal.SIGKILL)
+        except (OSError, ValueError):
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _rank(self) -> str:
+        distributed = self._torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return str(distributed.get_rank())
+        return os.environ.get("RANK", "0")
 
     def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.is_on or event not in ("open", "os.rename"):
@@ -476,7 +529,7 @@ class Probe:
         parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         digests: dict[str, Any] = {
             "weights": _digest(parameters),
-            "buffers": sorted(_digest(root.buffers()) for root in self.roots),
+            "buffers": _by_class((root, _digest(root.buffers())) for root in self.roots),
         }
         by_key: dict[str, list[Any]] = {}
         for parameter in parameters:
@@ -524,6 +577,22 @@ def _add(known: list[Any], new: Any) -> None:
         known.append(new)
 
 
+def _by_class(digests: Iterable[tuple[Any, int]]) -> dict[str, list[int]]:
+    """Return the digests of modules by their class."""
+    found: dict[str, list[int]] = {}
+    for module, digest in digests:
+        found.setdefault(type(module).__name__, []).append(digest)
+    return {name: sorted(own) for name, own in found.items()}
+
+
+def _set_workers(arguments: dict[str, Any], workers: int) -> None:
+    """Change the number of workers among the arguments of a DataLoader."""
+    arguments["num_workers"] = workers
+    if not workers:  # it rejects options of workers that it does not have
+        for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
+            arguments.pop(name, None)
+
+
 def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the tensors of nested containers."""
     if hasattr(value, "data_ptr"):
@@ -545,10 +614,12 @@ def _digest(values: Iterable[Any]) -> int:
     """Return the CRC-32 of the bytes of tensors and of the text of other values."""
     found = 0
     for value in values:
-        if not hasattr(value, "data_ptr"):
+        if hasattr(value, "data_ptr"):
+            found = zlib.crc32(_bytes(value), found)
+        elif isinstance(value, list | tuple):  # the history of LBFGS
+            found = zlib.crc32(_digest(value).to_bytes(4, "big"), found)
+        else:
             found = zlib.crc32(repr(value).encode(), found)
-            continue
-        found = zlib.crc32(_bytes(value), found)
     return found
 
 
@@ -563,6 +634,14 @@ def _bytes(value: Any) -> Any:
     return flat.view(torch.uint8).numpy().data
 
 
+def _spread(leaf: Any) -> Any:
+    """Return some values of each row of a tensor, or all of them if they are few."""
+    width = leaf.numel() // max(1, leaf.shape[0])
+    if width <= SEEN or leaf.layout != sys.modules["torch"].strided:
+        return leaf
+    return leaf.detach().reshape(leaf.shape[0], -1)[:, :: math.ceil(width / SEEN)]
+
+
 def _row_digests(leaves: Sequence[Any]) -> list[int]:
     """Return a digest for each sample of a batch: the first dimension of its tensors."""
     sizes = [leaf.shape[0] for leaf in leaves if leaf.dim()]
@@ -572,7 +651,7 @@ def _row_digests(leaves: Sequence[Any]) -> list[int]:
     rows = [0] * size
     for leaf in leaves:
         if leaf.dim() and leaf.shape[0] == size:
-            content = bytes(_bytes(leaf))
+            content = bytes(_bytes(_spread(leaf)))
             width = len(content) // size
             for row in range(size):
                 rows[row] = zlib.crc32(content[row * width : (row + 1) * width], rows[row])

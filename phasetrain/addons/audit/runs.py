@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from phasetrain.addons.audit.probe import FOLDER, LEADER, OPTIONS
 from phasetrain.addons.audit.trace import Trace, read_traces
 
 SITE = Path(__file__).parent / "site"
@@ -107,10 +109,12 @@ class Runner:
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
-        environment["PHASETRAIN_AUDIT_FOLDER"] = str(records)
-        environment["PHASETRAIN_AUDIT_OPTIONS"] = json.dumps(dict(options))
+        environment[FOLDER] = str(records)
+        environment[OPTIONS] = json.dumps(dict(options))
         # As a terminal would not: output of a killed process would be lost in its buffer.
         environment.setdefault("PYTHONUNBUFFERED", "1")
+        if self.names_folder:  # it runs in the user's folder, where nothing is left
+            environment.setdefault("PYTHONDONTWRITEBYTECODE", "1")
         cwd = Path.cwd() if self.names_folder else folder
         with tempfile.TemporaryFile() as output:
             exit_code = _wait(words, environment, cwd, output, self.timeout)
@@ -139,6 +143,7 @@ def _wait(
     except OSError as error:
         raise CannotAuditError(f"{shlex.join(words)} cannot be started: {error}") from None
     try:
+        Path(environment[FOLDER], LEADER).write_text(str(process.pid))
         return process.wait(timeout)
     except subprocess.TimeoutExpired:
         raise CannotAuditError(
@@ -147,13 +152,29 @@ def _wait(
         ) from None
     finally:
         # Workers and helpers of a killed process as well.
-        _kill_session(process.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        _kill_others(environment[FOLDER])
 
 
-def _kill_session(leader: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+def _kill_others(records: str) -> None:
+    """Kill what the command has started in sessions of its own, as torchrun does with its ranks."""
+    mark = os.fsencode(f"{FOLDER}={records}")
+    end = time.monotonic() + 10.0
+    while time.monotonic() < end and _kill_marked(mark):
+        time.sleep(0.05)  # until they have ended: the next run must not meet them
+
+
+def _kill_marked(mark: bytes) -> int:
+    """Kill processes with a variable in their environment, and return how many there were."""
+    count = 0
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # ended, or another user's
+            if mark in entry.read_bytes().split(b"\0"):
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+                count += 1
+    return count
 
 
 def _copy_or_link(source: str, target: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,15 @@ class Update:
         options: name -> number: options of parameter groups as `GROUP.name`, positions of
             `schedule.N`, and `scaler.N`.
         state: part of the state of the optimizer that stepped, and of the modules that were called
-            -> digest after the step, of `buffers` one per module; None if it was not taken.
-        before: part of the state -> digest before the step, in the first update after a start or a
-            load.
+            -> digest after the step, of `buffers` a list per class of modules; None if it was not
+            taken.
+        before: part of the state -> digest at the start of the process or after a load, in the
+            first update of each optimizer.
         generators: library -> digest of its random state at the first forward pass.
         place: where the batch was read, and where the step was made, as `file:line`.
+        optimizer: number of the optimizer that stepped, in the order in which they were made.
+        begins: part of the state -> digest before the first step of an optimizer, but for the first
+            update.
     """
 
     number: int
@@ -37,6 +41,8 @@ class Update:
     generators: Mapping[str, int]
     place: str
     step_place: str
+    optimizer: int = 0
+    begins: Mapping[str, Any] | None = None
 
     @property
     def flat_samples(self) -> tuple[Any, ...]:
@@ -75,6 +81,8 @@ class Trace:
         share: cost of the probe, relative to the rest of a step, before it was spread.
         torch: its version.
         framework: module of the framework that trains; empty if there is none.
+        rank: of the process.
+        undone: number of updates before the first one that are left out, see `drop_undone`.
     """
 
     updates: Sequence[Update] = ()
@@ -88,6 +96,7 @@ class Trace:
     torch: str = ""
     framework: str = ""
     rank: str = "0"
+    undone: int = 0
 
     def update(self, number: int) -> Update | None:
         """Return an update by its number, from 1."""
@@ -109,7 +118,7 @@ def read_traces(folder: Path) -> list[Trace]:
     """Return the records of all processes that made updates, by rank; else of those with torch."""
     traces = [read_trace(path) for path in sorted(folder.glob("trace-*.jsonl"))]
     training = [trace for trace in traces if trace.updates]
-    return sorted(training or traces, key=lambda trace: int(trace.rank))
+    return sorted(training or traces, key=lambda trace: (int(trace.rank), -len(trace.updates)))
 
 
 def read_trace(path: Path) -> Trace:
@@ -121,7 +130,7 @@ def read_trace(path: Path) -> Trace:
         except ValueError:
             break
         _add_event(draft, event)
-    return Trace(
+    trace = Trace(
         draft.updates,
         draft.saves,
         draft.loads,
@@ -129,6 +138,28 @@ def read_trace(path: Path) -> Trace:
         draft.files,
         draft.workers,
         **draft.rest,
+    )
+    return drop_undone(trace)
+
+
+def drop_undone(trace: Trace) -> Trace:
+    """Return a record without updates that were undone, such as those of a rehearsal.
+
+    After them another optimizer begins with the weights that the process began with.
+    """
+    weights = (trace.updates[0].before or {}).get("weights") if trace.updates else None
+    begun = [one for one in trace.updates if one.begins and one.begins["weights"] == weights]
+    if not begun:
+        return trace
+    count = begun[-1].number - 1
+    kept = [replace(one, number=one.number - count) for one in trace.updates[count:]]
+    kept[0] = replace(kept[0], before=kept[0].begins)
+    return replace(
+        trace,
+        updates=kept,
+        saves=[replace(one, after=max(0, one.after - count)) for one in trace.saves],
+        files=[(max(0, after - count), path) for after, path in trace.files],
+        undone=count,
     )
 
 
@@ -140,18 +171,16 @@ def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
         draft.rest.update(every=event["every"], share=event["share"])
     elif kind == "update":
         draft.updates.append(_read_update(event))
-        if event.get("frameworks"):
-            draft.rest["framework"] = event["frameworks"][0]
+        if "rank" in event:  # in the first one
+            draft.rest.update(rank=event["rank"], framework=next(iter(event["frameworks"]), ""))
     elif kind == "save":
         draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
-    elif kind == "load":
-        draft.loads.append(event)
-    elif kind == "restore":
-        draft.restores.append(event)
-    elif kind == "file":
-        draft.files.append((after, event["path"]))
+    elif kind in ("load", "restore"):
+        {"load": draft.loads, "restore": draft.restores}[kind].append(event)
     elif kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
+    if kind in ("file", "save") and event["path"]:  # torch.save writes without Python's `open`
+        draft.files.append((after, event["path"]))
 
 
 def _read_update(event: Mapping[str, Any]) -> Update:
@@ -173,4 +202,6 @@ def _read_update(event: Mapping[str, Any]) -> Update:
         generators=event["generators"],
         place=event.get("place", ""),
         step_place=event["step_place"],
+        optimizer=event["optimizer"],
+        begins=event.get("begins"),
     )

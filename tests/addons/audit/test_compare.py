@@ -14,12 +14,12 @@ from phasetrain.addons.audit.compare import (
     find_start,
     find_undone,
 )
-from phasetrain.addons.audit.trace import Save, Trace, Update
+from phasetrain.addons.audit.trace import Save, Trace, Update, drop_undone
 from phasetrain.addons.audit.verdict import make_findings
 
 BATCH, EPOCH = 2, 4  # samples of an update, updates of an epoch
 
-BEFORE = {"weights": 5, "buffers": [5], "optimizer.Adam.exp_avg": 5}
+BEFORE = {"weights": 5, "buffers": {"Net": [5]}, "optimizer.Adam.exp_avg": 5}
 """Digests after update 5."""
 
 
@@ -33,7 +33,7 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
         losses=(1.0 / number,),
         loss_digests=(number,),
         options={"0.lr": 0.1 / number, "schedule.0": number},
-        state={"weights": number, "buffers": [number], "optimizer.Adam.exp_avg": number},
+        state={"weights": number, "buffers": {"Net": [number]}, "optimizer.Adam.exp_avg": number},
         before=None,
         generators={"torch": 7},
         place="train.py:3",
@@ -45,7 +45,7 @@ def one(number: int, sample: int | None = None, **changes: Any) -> Update:
 def run(updates: Sequence[Update], start: int = 0, **content: Any) -> Trace:
     """A process that makes these updates; it numbers them from 1."""
     numbered = [replace(update, number=i) for i, update in enumerate(updates, 1)]
-    state = {"weights": start, "buffers": [start], "optimizer.Adam.exp_avg": start}
+    state = {"weights": start, "buffers": {"Net": [start]}, "optimizer.Adam.exp_avg": start}
     numbered[0] = replace(numbered[0], before=numbered[0].before or state)
     return Trace(numbered, **content)
 
@@ -70,7 +70,7 @@ def test_an_exact_resume_has_no_difference() -> None:
     ("changes", "part", "at_start"),
     [
         ({"before": {**BEFORE, "optimizer.Adam.exp_avg": 0}}, "optimizer.Adam.exp_avg", True),
-        ({"before": {**BEFORE, "buffers": [0]}}, "buffers", True),
+        ({"before": {**BEFORE, "buffers": {"Net": [0]}}}, "buffers", True),
         ({"generators": {"torch": 8}}, "generator.torch", True),
         ({"options": {"0.lr": 0.1, "schedule.0": 6}}, "option.0.lr", True),
         ({"options": {"0.lr": 0.1 / 6, "schedule.0": 7}}, "schedule.0", True),
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
         (
             {
                 "before": {**BEFORE, "optimizer.Adam.exp_avg": 0},
-                "state": {"weights": 0, "buffers": [6], "optimizer.Adam.exp_avg": 0},
+                "state": {"weights": 0, "buffers": {"Net": [6]}, "optimizer.Adam.exp_avg": 0},
             },
             ["optimizer"],
             ["weights"],
@@ -163,3 +163,41 @@ def test_causes_are_told_from_their_effects(
     findings, rest = make_findings(found, samples, other, REFERENCE)
     assert [finding.code for finding in findings] == codes
     assert rest == effects
+
+
+def gan(number: int, *, before: int = 0, optimizer_state: int = 0) -> Update:
+    """Update of a GAN, whose two optimizers step in turns."""
+    which = (number - 1) % 2
+    state = {"weights": 10 * number, "buffers": {"Net": [number]}, "optimizer.Adam.exp_avg": number}
+    begin = {"weights": 10 * before, "buffers": {}, "optimizer.Adam.exp_avg": optimizer_state}
+    return one(number, state=state, before=begin if before else None, optimizer=which)
+
+
+@pytest.mark.parametrize(("moment", "parts"), [(6, []), (0, [("optimizer.Adam.exp_avg", 8, True)])])
+def test_each_optimizer_is_compared_with_its_own_state(
+    moment: int, parts: list[tuple[str, int, bool]]
+) -> None:
+    reference = run([gan(number) for number in range(1, 13)])
+    first = [gan(7, before=5, optimizer_state=5), gan(8, before=6, optimizer_state=moment)]
+    again = run([*first, *(gan(number) for number in range(9, 13))])
+    assert find_start(reference, again) == 6
+    found = compare(reference, again, 6)
+    assert [(each.part, each.update, each.at_start) for each in found] == parts
+
+
+def test_updates_before_an_optimizer_that_begins_with_the_first_weights_are_undone() -> None:
+    begin = {"weights": 0, "optimizer.Adam.exp_avg": 0}
+    rehearsal = [one(1, before={"weights": 0}), one(2)]
+    training = [replace(one(number), optimizer=1) for number in range(1, 5)]
+    training[0] = replace(training[0], begins=begin)
+    trace = drop_undone(run([*rehearsal, *training], files=[(1, "a.pt"), (5, "b.pt")]))
+    assert trace.undone == 2
+    assert [update.state for update in trace.updates] == [update.state for update in training]
+    assert trace.updates[0].before == begin
+    assert trace.files == [(0, "a.pt"), (3, "b.pt")]
+    assert drop_undone(REFERENCE) == REFERENCE
+
+
+def test_samples_are_not_compared_if_one_run_reads_without_a_loader() -> None:
+    without = run([one(number, samples=(), content=()) for number in range(6, 13)], start=5)
+    assert compare(REFERENCE, without, 5) == []

@@ -1,0 +1,139 @@
+"""What the probe records, and that it changes nothing."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phasetrain.addons.audit import probe
+from phasetrain.addons.audit.probe import FOLDER, OPTIONS, Probe
+from phasetrain.addons.audit.runs import SITE, CannotAuditError, Runner
+from phasetrain.addons.audit.trace import read_trace
+
+WEIGHTS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+loader = DataLoader(TensorDataset(torch.randn(32, 4)), 4, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+for epoch in range(3):
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+print([value.tolist() for value in model.state_dict().values()], torch.rand(1).item())
+"""
+
+
+def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
+    recorded = {FOLDER: str(tmp_path), "PYTHONPATH": str(SITE), OPTIONS: "{}"}
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", WEIGHTS],
+            env={**os.environ, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for more in ({}, recorded)
+    ]
+    assert printed[0] == printed[1]
+    (path,) = tmp_path.glob("trace-*.jsonl")
+    assert len(read_trace(path).updates) == 24
+
+
+def test_a_checkpoint_of_torch_is_a_file_of_the_run(tmp_path: Path) -> None:
+    # torch.save opens a path without Python's `open`, so that no other event names it.
+    save = {"kind": "save", "after": 5, "path": "/run/a.pt", "leaves": {}, "place": "", "number": 1}
+    tmp_path.joinpath("trace-1.jsonl").write_text(json.dumps(save))
+    assert read_trace(tmp_path / "trace-1.jsonl").files == [(5, "/run/a.pt")]
+
+
+def test_without_workers_a_loader_gets_none_of_their_options() -> None:
+    words = {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4, "timeout": 9}
+    probe._set_workers(words, 0)
+    assert words == {"num_workers": 0}
+    torch.utils.data.DataLoader(range(3), **words)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        # The text of a tensor shows neither its middle nor its last digits.
+        ([[torch.zeros(2000)]], [[torch.zeros(2000).index_fill(0, torch.tensor(9), 1.0)]]),
+        ([[1, None]], [[2, None]]),
+    ],
+)
+def test_a_digest_sees_what_is_in_lists(first: Any, second: Any) -> None:
+    assert probe._digest(first) == probe._digest(first)
+    assert probe._digest(first) != probe._digest(second)
+
+
+def test_rows_of_large_samples_are_told_apart() -> None:
+    images = torch.arange(2 * 3 * 64 * 64).reshape(2, 3, 64, 64)
+    rows = probe._row_digests([images])
+    assert len(set(rows)) == 2
+    assert probe._row_digests([images + 1])[0] not in rows
+    assert probe._row_digests([images.flip(0)]) == rows[::-1]
+
+
+def test_the_newest_batch_with_the_memory_of_the_input_is_trained(tmp_path: Path) -> None:
+    recorder = Probe(str(tmp_path), {})
+    batch = torch.ones(2)
+    # The first two were skipped and freed, and the third one has the memory of the first.
+    addresses = [batch.data_ptr(), 1, batch.data_ptr(), 2]
+    recorder.batches = deque({"index": n, "pointers": {at}} for n, at in enumerate(addresses))
+    recorder._match((batch,), {})
+    assert [entry["index"] for entry in recorder.used] == [2]
+    assert [entry["index"] for entry in recorder.batches] == [3]
+
+
+def test_the_stride_follows_the_usual_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Probe(str(tmp_path), {})
+    # Steps of 20 ms and 4 ms of digests, of which one waits for the processor: 0.2 / 0.03 = 6.7
+    ends = iter([0.0, 0.024, 0.048, 9.0, 9.024, 9.048, 9.072, 9.096])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ends))
+    for number in range(1, probe.MEASURED + 1):
+        recorder.updates = number
+        recorder._own = recorder._digests = 0.004
+        recorder._choose_stride()
+    assert recorder.every == 7
+
+
+def test_a_process_in_a_session_of_its_own_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    sleep = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {sleep!r}], start_new_session=True)\n"
+        "while not os.path.exists('pid') or not open('pid').read(): time.sleep(0.1)\n"
+    )
+    runner = Runner([sys.executable, "-c", code], tmp_path, 60)
+    folder = runner.new_folder("run")
+    assert runner.run(folder, {}).exit_code == 0
+    child = Path("/proc", folder.joinpath("pid").read_text())
+    state = child.joinpath("stat").read_text().split()[2] if child.exists() else "Z"
+    assert state == "Z"
+
+
+def test_a_command_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.joinpath("here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    runner = Runner(["no-such-command"], tmp_path, 60)
+    with pytest.raises(CannotAuditError, match="no-such-command"):
+        runner.run(runner.new_folder("run"), {})
