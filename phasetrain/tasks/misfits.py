@@ -63,6 +63,16 @@ def explain_no_gradient(model: nn.Module, loss: nn.Module, output: object) -> Co
     return ConfigError(f"{sentence}; {advice}", code="task.no_gradient")
 
 
+def explain_no_effect(model: nn.Module, count: int) -> ConfigError:
+    """Return the error of a loss that depends on none of the weights that its updater trains."""
+    return ConfigError(
+        f"MODEL: the loss depends on none of {count} trained weights of {type(model).__name__}; "
+        "expected a gradient for at least one: compute it with the model itself, not with a copy, "
+        "or see OPTIMIZER.others and MODEL.freeze for what is trained",
+        code="task.no_gradient",
+    )
+
+
 def explain_several_passes(task_class: type) -> ConfigError:
     """Return the error of a task that several ranks run with the wrapper of the whole model, which
     shares the gradients of one pass only."""

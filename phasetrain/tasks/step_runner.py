@@ -26,6 +26,7 @@ from phasetrain.tasks.metering import LogMeans, update_meters
 from phasetrain.tasks.misfits import (
     check_step_output,
     explain_empty_step,
+    explain_no_effect,
     explain_no_gradient,
     explain_several_passes,
     raise_if_unused,
@@ -125,6 +126,8 @@ class StepRunner(ABC):
         self._losses: list[Any] = list(nn.ModuleList([parts.loss, *parts.losses]).modules())
         self._scheduled_losses = [loss for loss in self._losses if hasattr(loss, "advance")]
         self.generators = GeneratorUse()
+        # Updaters whose first gradients have been looked at.
+        self._seen_gradients: set[Updater] = set()
 
     @abstractmethod
     def forward(self, batch: Batch) -> StepOutput:
@@ -319,6 +322,12 @@ class StepRunner(ABC):
         """Step one updater; call `on_skip` of the hooks if it skips the update."""
 
         batches = done.batches
+        if updater not in self._seen_gradients and updater.has_gradient:
+            self._seen_gradients.add(updater)
+            weights = updater.gradients.parameters
+            # With several ranks, some may own no gradient.
+            if self._world.is_single_process and all(weight.grad is None for weight in weights):
+                raise explain_no_effect(self.parts.model, len(weights))
 
         def report_skip(found: NonFinite) -> None:
             found.locate(batches, at, self._world)

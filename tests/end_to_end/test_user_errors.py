@@ -80,6 +80,15 @@ class Detached(nn.Linear):
         return super().forward(x.flatten(1)).detach()
 
 
+class TrainsACopy(nn.Linear):
+    def __init__(self):
+        super().__init__(64, 10)
+
+    def forward(self, x):
+        weight = self.weight.detach().clone().requires_grad_(torch.is_grad_enabled())
+        return nn.functional.linear(x.flatten(1), weight)
+
+
 def make_nothing():
     pass
 
@@ -288,6 +297,7 @@ SCHEDULE = "OPTIMIZER.SCHEDULES.lr"
         ),
         (["LOSS=null", "LOSS.name=detached_loss"], "task.no_gradient", "LOSS"),
         (["MODEL=null", "MODEL.name=Detached"], "task.no_gradient", "MODEL"),
+        (["MODEL=null", "MODEL.name=TrainsACopy"], "task.no_gradient", "MODEL"),
         (["TASK.name=LossAlone"], "config.wrong_part", "TASK.name"),
         (["TASK.name=StatefulAlone"], "task.missing_state", "TASK.name"),
         ([f"{SCHEDULE}=null", f"{SCHEDULE}.name=make_text"], "schedule.invalid", SCHEDULE),
@@ -301,7 +311,8 @@ def test_part_of_the_wrong_form_is_rejected_before_the_first_step(
     words: list[str], code: str, key: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     names = ("make_nothing", "detached_loss", "Detached", "make_text", "late_nan", "make_number")
-    for name in (*names, "NoHook", "WrongArguments", "LossAlone", "StatefulAlone"):
+    more = ("NoHook", "WrongArguments", "LossAlone", "StatefulAlone", "TrainsACopy")
+    for name in (*names, *more):
         words = [re.sub(rf"(=|\[){name}\b", rf"\1broken_parts.{name}", word) for word in words]
     assert main([*SMALL, *words, "RUN.dir=run", "--json"]) == 2
     (error,) = json.loads(capfd.readouterr().out)["errors"]
