@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Prediction:
     classes: Sequence[tuple[str, float]] = ()
     output: Any = None
     mask: Sequence[Sequence[int]] | None = None
-    names: Sequence[str] = ()
+    names: Sequence[str] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the prediction as JSON data."""

@@ -222,6 +222,7 @@ class HeldValues(Hook):
     """
 
     observe_only = True
+    main_only = False  # the ranks compare together
 
     def __init__(self, trace: TraceFile) -> None:
         self._trace = trace
