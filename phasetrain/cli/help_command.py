@@ -37,7 +37,7 @@ def add_help_arguments(parser: argparse.ArgumentParser) -> None:
         "topic",
         nargs="*",
         metavar="TOPIC",
-        help="a section, a key (OPTIMIZER.lr or lr), a part (cosine) or a command",
+        help="a section, a key (OPTIMIZER.lr or lr), a part (cosine), an experiment or a command",
     )
     parser.add_argument("--config-dir", metavar="DIR", help="folder with your configs")
 
@@ -55,7 +55,9 @@ def run_help(call: Call) -> Outcome:
         )
     else:
         if topic:
-            text = require_service("explain_topic", "authoring", f"help {topic}")(topic)
+            text = require_service("explain_topic", "authoring", f"help {topic}")(
+                topic, call.flags.config_dir
+            )
         else:
             text = general_help(f"{USAGE}\n\n{format_commands()}", call.flags.config_dir)
         if sys.stdout.isatty():

@@ -9,23 +9,38 @@ from phasetrain.addons.authoring.code_cache import compute_once
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call, make_parser
 from phasetrain.cli.table import list_commands
+from phasetrain.errors import ConfigError
 
 
-def explain_topic(topic: str) -> str:
-    """Return the help on a section, a key or a part.
+def explain_topic(topic: str, config_dir: str | None = None) -> str:
+    """Return the help on a section, a key, a part or an experiment; on all that have the name.
+
+    Args:
+        topic: its name.
+        config_dir: folder of the user's configs, in which experiments are found too.
 
     Raises:
         ConfigError: there is nothing of this name.
     """
+    from phasetrain.addons.authoring.experiment_help import experiment_help
+
+    experiment = experiment_help(topic, config_dir)
 
     def compute() -> str:
         # Imports all parts, and with them torch.
         from phasetrain.addons.authoring.topic_help import topic_help
 
-        return topic_help(topic)
+        try:
+            return topic_help(topic)
+        except ConfigError:
+            if not experiment:
+                raise
+            return ""
 
-    text: str = compute_once(f"help {topic}", compute)
-    return text
+    # Two results: in a folder without the experiment, the topic may be unknown.
+    name = f"help {topic}, an experiment" if experiment else f"help {topic}"
+    text: str = compute_once(name, compute)
+    return "\n\n".join(filter(None, (text, experiment)))
 
 
 def add_schema_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from phasetrain.addons.authoring.interfaces import explain_interface
 from phasetrain.app.slots import list_slots
+from phasetrain.config.compose.folders import EXPERIMENT, list_options
 from phasetrain.config.parts import FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
@@ -46,9 +47,10 @@ def topic_help(topic: str) -> str:
     if key_here := ELSEWHERE.get(plain(topic)):
         return f"{topic}: here {key_here}\n\n{topic_help(key_here)}"
     parts = [name for slot in list_slots() for name in slot.registry]
-    near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts]) or "."
+    experiments = list_options(None)[EXPERIMENT]
+    near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts, *experiments]) or "."
     raise ConfigError(
-        f"help {topic}: no section, key, part or command has this name{near} Sections: "
+        f"help {topic}: no section, key, part, experiment or command has this name{near} Sections: "
         f"{', '.join(schema.sections)}",
         code="config.unknown_section",
     )

@@ -20,6 +20,7 @@ from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
 from phasetrain.addons.deploy.peft import make_peft_files
 from phasetrain.addons.deploy.stage import select_stage
+from phasetrain.addons.deploy.task_forward import warn_of_task_forward
 from phasetrain.app.complete_weights import choose_example_split, complete_weights, read_batch
 from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
 from phasetrain.app.select_checkpoint import find_stage
@@ -38,6 +39,7 @@ from phasetrain.models.sources.files import flatten_tensors, without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.name_patterns import filter_names
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
+from phasetrain.tasks import TASKS
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.misfits import shorten_misfit
@@ -417,6 +419,7 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
             f"were excluded; remove overrides, --include and --exclude: {shorten_misfit(error)}",
             code="checkpoint.other_model",
         ) from error
+    warn_of_task_forward(TASKS.find(setup.config.TASK.name, "TASK.name"))
     split = find_test_split(setup.config.DATA)
     name = choose_example_split(setup, data)
     stage = find_stage(weights.loaded) if setup.stages else 0

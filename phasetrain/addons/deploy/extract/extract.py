@@ -15,6 +15,7 @@ from phasetrain import __version__
 from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.addons.deploy.extract.layers import LayerOutputs
 from phasetrain.addons.deploy.extract.section import ExtractSection
+from phasetrain.addons.deploy.task_forward import find_task_forward, warn_of_task_forward
 from phasetrain.app.engines import Extras
 from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import NONE, choose_checkpoint, find_stage, load_saved_weights
@@ -32,7 +33,7 @@ from phasetrain.errors import MISFITS, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
-from phasetrain.tasks import SplitData
+from phasetrain.tasks import TASKS, SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.sections import BuildContext
@@ -65,6 +66,8 @@ def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
     data = setup.builder().data()
     names = _select_splits(section.splits, data)
     model = _build_model(setup, data, loaded)
+    if setup.world.is_main:
+        warn_of_task_forward(_find_task(setup))
     stage = find_stage(loaded) if loaded is not None and setup.stages else 0
     rows = []
     root = (section.dir or f"{setup.config.RUN.dir}/extract/{_name_origin(loaded)}").rstrip("/")
@@ -127,7 +130,7 @@ class _Extraction:
         for part in self.world.all_gather(kept | made):
             by_number |= part
         shards = [by_number[number] for number in sorted(by_number)]
-        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_classes()))
+        self.world.run_on_main(lambda: self.folder.finish(shards, self._describe_columns()))
         computed = self.world.all_reduce_sum(len(made))
         return sum(shard.rows for shard in shards), len(shards), len(shards) - computed
 
@@ -233,12 +236,17 @@ class _Extraction:
             if key not in NOT_READ and schema.resume(f"{section}.{key}") == "forbidden"
         }
 
-    def _describe_classes(self) -> dict[str, Any]:
+    def _describe_columns(self) -> dict[str, Any]:
+        """Return what readers of the columns need to know: the classes, and whether tests measure
+        other outputs."""
         names = self.split.facts.get("class_names")
-        return {
+        content = {
             "classes": self.split.facts.get("classes"),
             "class_names": None if names is None else list(names),
         }
+        if find_task_forward(_find_task(self.setup)) is None:
+            return content
+        return {**content, "task_forward_used": False}
 
 
 def flatten_outputs(name: str, value: Any) -> dict[str, Tensor]:
@@ -263,6 +271,10 @@ def _to_saved_type(value: Tensor) -> Tensor:
         # numpy, and with it the format npz, has no bfloat16
         return value.to("cpu", torch.float32)
     return value.cpu()
+
+
+def _find_task(setup: Setup) -> Any:
+    return TASKS.find(setup.config.TASK.name, "TASK.name")
 
 
 def _read_in_order(split: SplitData) -> SplitData:

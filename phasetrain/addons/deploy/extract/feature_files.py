@@ -111,7 +111,7 @@ class FeatureFolder:
             self._storage.replace_json(f"{self.path}/{name}.json", asdict(shard))
         return shard
 
-    def finish(self, shards: Iterable[Shard], class_info: Mapping[str, Any]) -> None:
+    def finish(self, shards: Iterable[Shard], column_info: Mapping[str, Any]) -> None:
         """Write the index of all shards, which completes the folder, and delete all other files."""
         listed = list(shards)
         request = (self._storage.read_json(f"{self.path}/{INDEX}") or {})["request"]
@@ -123,7 +123,7 @@ class FeatureFolder:
             "format": self.form,
             "rows": rows,
             "columns": columns,
-            **class_info,
+            **column_info,
         }
         shown = [
             {key: value for key, value in asdict(shard).items() if key != "columns"}

@@ -31,6 +31,7 @@ from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader
 from phasetrain.addons.deploy.stage import read_splits, select_stage
+from phasetrain.addons.deploy.task_forward import warn_of_task_forward
 from phasetrain.app.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.app.load import (
     choose_weights,
@@ -158,6 +159,7 @@ def _make_archive(
     loaded = load_checkpoint(folder, options.checkpoint)
     which = choose_weights(options.weights, loaded)
     task = load_task(loaded, folder, which, trust=options.trust, model=model)
+    warn_of_task_forward(type(task), decodes=True)
     config = loaded.promised["config"]
     stage = find_stage(loaded)
     run_folder = loaded.path.rpartition("/checkpoints/")[0] or "."

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from phasetrain.addons.deploy.options import PredictOptions
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
 from phasetrain.addons.deploy.stage import select_facts
+from phasetrain.addons.deploy.task_forward import warn_of_task_forward
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import (
     choose_weights,
@@ -328,6 +329,7 @@ def predict(
         changes=changes,
         trust=options.trust,
     )
+    warn_of_task_forward(type(task), decodes=True)
     stored = read_loaded_config(loaded, path)
     split = find_test_split(stored.values["DATA"]) or "TRAIN"
     facts = read_data_facts(stored.folder, split)

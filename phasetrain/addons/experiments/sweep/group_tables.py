@@ -41,12 +41,15 @@ def make_mean_table(groups: Sequence[ConfigGroup], metric: str, *, is_full: bool
     keys = _list_keys(groups)
     metrics = _list_metrics(groups)
     rank = ["config"] if is_full else []
+    # With one measurement per run, or the best one at the end, the column would say the same twice.
+    last = ["last"] if any(group.last.mean not in (None, group.mean) for group in groups) else []
     rows = [
         [
             *([f"#{rank}"] if is_full else []),
             *_format_config(group, keys),
             group.spread,
             format_interval(group.low, group.high),
+            *([_format_summary(group.last)] if last else []),
             *(_format_summary(group.metrics.get(name)) for name in metrics[:MOST_METRICS]),
             f"{group.count}/{len(group.runs)}",
         ]
@@ -54,7 +57,7 @@ def make_mean_table(groups: Sequence[ConfigGroup], metric: str, *, is_full: bool
     ]
     title = f"mean and standard deviation over {', '.join(groups[0].over)}"
     best = f"best {metric}".strip()
-    return title, [*rank, *keys, best, INTERVAL, *metrics[:MOST_METRICS], "runs"], rows
+    return title, [*rank, *keys, best, INTERVAL, *last, *metrics[:MOST_METRICS], "runs"], rows
 
 
 def make_difference_table(
@@ -160,18 +163,20 @@ def format_configs_csv(groups: Sequence[ConfigGroup]) -> str:
     """Return the configs as CSV, with a column per swept key; differences are from the baseline."""
     keys = _list_keys(groups)
     columns = ["count", "mean", "std", "stderr", "low", "high", "is_baseline"]
+    last = ["last_mean", "last_std"]
     compared = [field.name for field in fields(Comparison)]
     text = io.StringIO()
     writer = csv.writer(text)
     metrics = _list_metrics(groups)
     names = [f"{metric} {name}" for metric in metrics for name in ("mean", "std")]
-    writer.writerow([*keys, *columns, *(f"difference_{name}" for name in compared), *names])
+    writer.writerow([*keys, *columns, *(f"difference_{name}" for name in compared), *last, *names])
     for group in groups:
         content = asdict(group)
         difference = content["difference"] or {}
         cells = [group.swept.get(key, "") for key in keys]
         cells += [content[name] for name in columns]
         cells += [difference.get(name, "") for name in compared]
+        cells += [content["last"]["mean"], content["last"]["std"]]
         for metric in metrics:
             summary = content["metrics"].get(metric) or {}
             cells += [summary.get("mean", ""), summary.get("std", "")]

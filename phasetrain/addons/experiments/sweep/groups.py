@@ -125,6 +125,8 @@ class ConfigGroup:
         difference: comparison with the baseline; None for itself and without a baseline.
         metrics: other test metric -> mean and spread of its values, each measured where the run has
             its best value.
+        last: mean and spread of their latest values. The best values are chosen by the samples that
+            measure them, so as estimates they are too good.
     """
 
     swept: Mapping[str, str]
@@ -141,6 +143,7 @@ class ConfigGroup:
     is_baseline: bool = False
     difference: Comparison | None = None
     metrics: Mapping[str, Summary] = field(default_factory=dict)
+    last: Summary = field(default_factory=lambda: summarize_sample([]))
 
     @property
     def words(self) -> str:
@@ -268,6 +271,14 @@ def _make_group(
             )
             for metric in list_metrics(runs)
         },
+        last=summarize_sample(
+            [
+                last
+                for name in values
+                if (last := by_name[name].last) is not None and math.isfinite(last)
+            ],
+            bounds=bounds,
+        ),
     )
 
 

@@ -194,6 +194,24 @@ class TestGroups:
         head, first = csv.reader(format_configs_csv(found.groups).splitlines())
         assert (head[-2], first[-2]) == ("test/f1 mean", "0.5")
 
+    @pytest.mark.parametrize(
+        ("last", "column"),
+        [((0.5, 0.25), "0.3750 ± 0.1768"), ((0.75, 0.5), None), ((None, None), None), ((0.5, None), "0.5000")],
+    )  # fmt: skip
+    def test_last_values_are_shown_if_they_are_not_the_best_ones(
+        self, last: tuple[float | None, ...], column: str | None
+    ) -> None:
+        runs = [
+            replace(fold_run(str(fold), fold, best), last=last[fold])
+            for fold, best in enumerate((0.75, 0.5))
+        ]
+        groups = results(*runs).groups
+        _, columns, (row,) = make_mean_table(groups, "test/accuracy")
+        assert dict(zip(columns, row, strict=True)).get("last") == column
+        head, first = csv.reader(format_configs_csv(groups).splitlines())
+        mean = groups[0].last.mean
+        assert first[head.index("last_mean")] == ("" if mean is None else str(mean))
+
     @pytest.mark.feature(
         "sweep.intervals",
         "mean, standard deviation and confidence interval, within the bounds of the metric, over "
