@@ -126,7 +126,6 @@ class StepRunner(ABC):
         self._losses: list[Any] = list(nn.ModuleList([parts.loss, *parts.losses]).modules())
         self._scheduled_losses = [loss for loss in self._losses if hasattr(loss, "advance")]
         self.generators = GeneratorUse()
-        # Updaters whose first gradients have been looked at.
         self._seen_gradients: set[Updater] = set()
 
     @abstractmethod
@@ -162,7 +161,6 @@ class StepRunner(ABC):
         token = collected.set(logged)
         try:
             if self._has_own_steps:
-                # For what a custom step draws outside of its passes.
                 self.reseed(at, stream=STEP_STREAM)
                 self.generators.is_before_pass = True
             if not self._trains:
@@ -320,7 +318,6 @@ class StepRunner(ABC):
         self, updater: Updater, done: GradientPass, at: Position, events: StepEvents
     ) -> None:
         """Step one updater; call `on_skip` of the hooks if it skips the update."""
-
         batches = done.batches
         if updater not in self._seen_gradients and updater.has_gradient:
             self._seen_gradients.add(updater)
@@ -504,8 +501,7 @@ class StepRunner(ABC):
 
 def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
     """Return the output of a whole step: losses and logs averaged by weight, on the device."""
-    # Returned as it is: multiplying by 1 would cost a kernel.
-    if len(outputs) == 1:
+    if len(outputs) == 1:  # multiplying by 1 would cost a kernel
         return outputs[0]
     weight = sum(out.weight for out in outputs)
     if not weight:  # padding batches
