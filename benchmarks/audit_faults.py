@@ -65,8 +65,8 @@ def is_right(script: Script, verdict: Audit) -> bool:
     return first.code in script.expected and script.part in f"{first.part} {first.sentence}"
 
 
-def run(scripts: Sequence[Script], title: str) -> list[Result]:
-    """Audit scripts and print a line for each."""
+def run(scripts: Sequence[Script], title: str, *, is_test: bool) -> list[Result]:
+    """Audit scripts and print a line for each: whether it is right, or for a measurement, exact."""
     print(f"{title}:")
     results = []
     for script in scripts:
@@ -74,12 +74,16 @@ def run(scripts: Sequence[Script], title: str) -> list[Result]:
         result = judge(script)
         results.append(result)
         took = time.perf_counter() - began
-        print(f"  {'right' if result.right else 'WRONG'}  {script.name} ({took:.0f} s)", flush=True)
+        verdict = "right" if result.right else "WRONG"
+        if not is_test:
+            verdict = "exact" if result.exit_code == 0 else "not exact"
+        print(f"  {verdict}  {script.name} ({took:.0f} s)", flush=True)
         print(
             f"         [{result.code or result.exit_code}] {result.said.splitlines()[0]}",
             flush=True,
         )
-    print(f"  {sum(result.right for result in results)} of {len(results)}")
+    if is_test:
+        print(f"  {sum(result.right for result in results)} of {len(results)}")
     return results
 
 
@@ -95,7 +99,9 @@ def main() -> None:
     groups = {"faults": FAULTS, "clean scripts": CLEAN, "frameworks": FRAMEWORKS}
     for title, scripts in groups.items():
         chosen = [script for script in scripts if flags.only in script.name]
-        results[title] = [asdict(result) for result in run(chosen, title)] if chosen else []
+        if chosen:
+            is_test = title != "frameworks"
+            results[title] = [asdict(result) for result in run(chosen, title, is_test=is_test)]
     if flags.json:
         flags.json.write_text(json.dumps(results, indent=1))
 

@@ -1,11 +1,15 @@
 """The flags of an audit, for `phasetrain audit` and for `python -m phasetrain.addons.audit`."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from phasetrain.addons.audit.auditor import Audit, audit
 from phasetrain.addons.audit.page import write_page
+from phasetrain.addons.audit.runs import CannotAuditError
 
 
 def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def audit_with_flags(flags: argparse.Namespace) -> Audit:
     """Audit the command of parsed flags; say on standard error what is being run."""
+    # So that what was started is ended, and its folders are removed.
+    signal.signal(signal.SIGTERM, _interrupt)
     result = audit(
         flags.behind,
         resume=flags.resume,
@@ -57,6 +63,10 @@ def audit_with_flags(flags: argparse.Namespace) -> Audit:
     if flags.html:
         write_page(result, flags.behind, Path(flags.html))
     return result
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise CannotAuditError("SIGTERM has ended the audit")
 
 
 def _report(line: str) -> None:

@@ -89,9 +89,18 @@ class Runner:
             folder.mkdir()
         else:
             shutil.copytree(
-                source, folder, ignore=SKIPPED, copy_function=_copy_or_link, symlinks=True
+                source,
+                folder,
+                ignore=self._list_skipped,
+                copy_function=_copy_or_link,
+                symlinks=True,
             )
         return folder
+
+    def _list_skipped(self, folder: str, names: list[str]) -> set[str]:
+        # TMPDIR may be in the working folder.
+        own = {name for name in names if Path(folder, name) == self.scratch}
+        return own | SKIPPED(folder, names)
 
     def run(
         self, folder: Path, options: Mapping[str, int], command: Sequence[str] | None = None

@@ -1,8 +1,10 @@
 """Audits of small scripts that are really killed and started again."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,3 +131,30 @@ def test_it_runs_where_only_torch_is_installed(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert (done.returncode, done.stdout[:12]) == (2, "Not audited:")
+
+
+def test_an_audit_that_is_ended_leaves_neither_folders_nor_processes(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    script = (
+        "import os, pathlib, time\n"
+        f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+        "time.sleep(60)\n"
+    )
+    words = [sys.executable, "-m", "phasetrain", "audit", "--", sys.executable, "-c", script]
+    with subprocess.Popen(
+        words,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.poll() is None and not (pid.exists() and pid.read_text()):
+            time.sleep(0.05)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output[:12]) == (2, "Not audited:")
+    assert list(scratch.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
