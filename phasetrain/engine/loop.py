@@ -269,11 +269,11 @@ class PhaseEngine(Generic[TaskType, HooksType]):
                 if self.resumed_from:
                     self.hooks.call("on_load", self)
                 yield
-                # Set before `on_end`, so that the last checkpoint says that nothing is left to
-                # resume.
+                # Before `on_end`: the last checkpoint says that nothing is left to resume.
                 if not self.consensus.interrupted and not self.state.finished:
                     self.state.finished = self.stopping or COMPLETED
                 self.clock.switch_to("end")
+                self.task.model = self.task.parts.model  # a test of averages has another one
                 self.hooks.call("on_end", self)
         except GeneratorExit as error:  # the caller left its loop over `steps`
             self._leave_loop(error)

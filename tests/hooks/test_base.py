@@ -200,3 +200,22 @@ def test_hook_acts_once_in_a_phase_that_was_stopped_at_its_first_read(
     READS.clear()
     train(tmp_path / "stopped", *words, hooks={"scaling": Scaling()})
     assert differences_of_runs(tmp_path / "whole", tmp_path / "stopped") == []
+
+
+class LastModel(Hook):
+    """Keeps the model that hooks see in the last test and at the end."""
+
+    observe_only = True
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        self.is_average_tested = run.task.model is not run.task.parts.model
+
+    def on_end(self, run: Any) -> None:
+        self.is_trained_model = run.task.model is run.task.parts.model
+
+
+def test_the_model_is_the_trained_one_after_the_test_of_its_average(tmp_path: Path) -> None:
+    hook = LastModel()
+    train(tmp_path, "PHASES.epochs=1", "MODEL.ema.decay=0.9", hooks={"last": hook})
+    assert hook.is_average_tested
+    assert hook.is_trained_model
