@@ -164,7 +164,7 @@ class _Auditor:
                 "of its working folder. Write {run} in the command where it takes its output folder"
             )
         noise = compare(trace, reference)
-        self.noise = {one.part: one.update for one in noise}
+        self.noise = {difference.part: difference.update for difference in noise}
         self.report(f"killed after update {kill_at}")
         folder = self.runner.new_folder("killed")
         killed = self.runner.run(folder, {**limits, "kill_at": kill_at + trace.undone})
@@ -213,10 +213,10 @@ class _Auditor:
         inside = first.folder.resolve()
         temporary = Path(tempfile.gettempdir()).resolve()
         for path in [path for after, path in first.trace.files if after]:
-            place = Path(path).resolve()
-            if place.is_relative_to(inside) or not place.exists():
+            target = Path(path).resolve()
+            if target.is_relative_to(inside) or not target.exists():
                 continue
-            if place.is_relative_to(temporary) and not self.runner.names_folder:
+            if target.is_relative_to(temporary) and not self.runner.names_folder:
                 continue
             raise CannotAuditError(
                 f"the script writes {path}, outside of its working folder, where the runs of an "
@@ -273,9 +273,9 @@ class _Auditor:
 
     def _without_noise(self, differences: list[Difference]) -> list[Difference]:
         return [
-            one
-            for one in differences
-            if one.part not in self.noise or one.update < self.noise[one.part]
+            difference
+            for difference in differences
+            if difference.part not in self.noise or difference.update < self.noise[difference.part]
         ]
 
     def _resume_command(self, folder: Path, killed: Finished) -> Sequence[str] | None:
@@ -351,7 +351,7 @@ class _Auditor:
         failed = [check for check in checks if check.exit_code]
         if failed:
             sentence = failed[0].sentence
-        changing = [one for one in noise if one.kind in ("samples", "loss", "weights", "content")]
+        changing = list(filter(_changes_training, noise))
         if changing:
             code = NOT_DETERMINISTIC
             sentence = (
@@ -446,13 +446,17 @@ def _explain_torn(check: Check, killed: Finished) -> Check:
     return replace(check, sentence=sentence, findings=[finding])
 
 
+def _changes_training(difference: Difference) -> bool:
+    return difference.kind in ("samples", "loss", "weights", "content")
+
+
 def _explain_noise(changing: Sequence[Difference]) -> str:
-    kind = changing[0].kind
-    if kind == "samples":
+    first = changing[0]
+    if first.kind == "samples":
         return "The order of the samples is drawn from a generator that the script does not seed."
-    if kind == "content":
+    if first.kind == "content":
         return "Augmentation draws from a generator that the script does not seed."
-    if kind == "weights" and changing[0].at_start:
+    if first.kind == "weights" and first.at_start:
         return "The weights are initialised from a generator that the script does not seed."
     return (
         "Samples and weights are equal at first: see torch.use_deterministic_algorithms, and "
@@ -477,9 +481,9 @@ def _start_by_file(killed: Trace, resumed: Trace) -> int:
 def _join(killed: Trace, twice: Trace, start: int) -> Trace:
     """Return the record of two processes, of which the second continues after update `start`."""
     updates = [*killed.updates[:start]]
-    updates += [replace(one, number=one.number + start) for one in twice.updates]
-    saves = [one for one in killed.saves if one.after <= start]
-    saves += [replace(one, after=one.after + start) for one in twice.saves]
+    updates += [replace(update, number=update.number + start) for update in twice.updates]
+    saves = [save for save in killed.saves if save.after <= start]
+    saves += [replace(save, after=save.after + start) for save in twice.saves]
     return replace(twice, updates=updates, saves=saves)
 
 
@@ -488,4 +492,4 @@ def _move(path: Path, source: Path, target: Path) -> Path:
 
 
 def _curve(trace: Trace, start: int) -> list[tuple[int, float]]:
-    return [(start + one.number, one.losses[-1]) for one in trace.updates if one.losses]
+    return [(start + update.number, update.losses[-1]) for update in trace.updates if update.losses]

@@ -94,7 +94,7 @@ def find_start(reference: Trace, resumed: Trace) -> int | None:
     # The weights of one optimizer do not tell how far the others are: on to its next step.
     own = reference.updates[number - 1].optimizer
     later = reference.updates[number:]
-    return next((one.number - 1 for one in later if one.optimizer == own), number)
+    return next((update.number - 1 for update in later if update.optimizer == own), number)
 
 
 def find_undone(reference: Trace, resumed: Trace) -> tuple[int, int]:
@@ -129,19 +129,19 @@ def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
         other: record of the run that starts after update `start` of it.
         start: updates before the first one of `other`.
     """
-    found: dict[str, Difference] = {}
+    earliest: dict[str, Difference] = {}
     # A framework may read without a DataLoader if there are no workers.
-    with_samples = all(any(one.samples for one in run.updates) for run in (reference, other))
+    with_samples = all(any(update.samples for update in run.updates) for run in (reference, other))
     for update in other.updates:
         expected = reference.update(start + update.number)
         if expected is None:
             break
         before = _state_before(reference, start, update)
         for difference in _compare_update(expected, update, before, with_samples=with_samples):
-            found.setdefault(difference.part, difference)
+            earliest.setdefault(difference.part, difference)
     for difference in _compare_checkpoints(reference, other, start):
-        found.setdefault(difference.part, difference)
-    return sorted(found.values(), key=_time)
+        earliest.setdefault(difference.part, difference)
+    return sorted(earliest.values(), key=_time)
 
 
 def _time(difference: Difference) -> tuple[int, int, int]:
@@ -167,7 +167,9 @@ def _state_before(reference: Trace, start: int, update: Update) -> Digests | Non
     if start == 0:
         return expected.before
     done = reference.updates[:start]
-    own = [one.state for one in done if one.optimizer == expected.optimizer and one.state]
+    own = [
+        update.state for update in done if update.optimizer == expected.optimizer and update.state
+    ]
     last = done[-1].state
     return {**own[-1], "buffers": last["buffers"]} if own and last else None
 
@@ -244,9 +246,11 @@ def count_samples(reference: Trace, killed: Trace, resumed: Trace, start: int) -
     """
     first, last = find_epoch(reference, start)
     last = min(last, start + len(resumed.updates))
-    expected = [sample for one in reference.updates[first:last] for sample in one.flat_samples]
+    expected = [
+        sample for update in reference.updates[first:last] for sample in update.flat_samples
+    ]
     counted = [*killed.updates[first:start], *resumed.updates[: last - start]]
-    trained = [sample for one in counted for sample in one.flat_samples]
+    trained = [sample for update in counted for sample in update.flat_samples]
     twice = sum((Counter(trained) - Counter(expected)).values())
     never = len(set(expected) - set(trained))
     pattern = _find_pattern(reference, resumed, start, first)

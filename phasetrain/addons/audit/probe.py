@@ -494,21 +494,21 @@ class Probe:
     # State
 
     def _index_of(self, optimizer: Any) -> int:
-        return next(n for n, known in enumerate(self.optimizers) if known is optimizer)
+        return next(n for n, other in enumerate(self.optimizers) if other is optimizer)
 
     def _options(self, optimizer: Any) -> dict[str, Any]:
         """Return the options of parameter groups, and the positions of schedules and scalers."""
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         for place, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
                 if name != "params" and _is_number(value):
-                    found[f"{place}.{name}"] = _plain(value)
+                    options[f"{place}.{name}"] = _plain(value)
         for number, schedule in enumerate(self.schedules):
             if getattr(schedule, "optimizer", None) is optimizer:
-                found[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)
+                options[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)
         for number, scaler in enumerate(self.scalers):
-            found[f"scaler.{number}"] = float(scaler.get_scale())
-        return found
+            options[f"scaler.{number}"] = float(scaler.get_scale())
+        return options
 
     def _digest_generators(self) -> dict[str, int]:
         torch = self._torch
@@ -572,17 +572,17 @@ class _Wrapped(Loader):
         self.after(module)
 
 
-def _add(known: list[Any], new: Any) -> None:
-    if not any(one is new for one in known):
-        known.append(new)
+def _add(objects: list[Any], new: Any) -> None:
+    if not any(member is new for member in objects):
+        objects.append(new)
 
 
 def _by_class(digests: Iterable[tuple[Any, int]]) -> dict[str, list[int]]:
     """Return the digests of modules by their class."""
-    found: dict[str, list[int]] = {}
+    by_class: dict[str, list[int]] = {}
     for module, digest in digests:
-        found.setdefault(type(module).__name__, []).append(digest)
-    return {name: sorted(own) for name, own in found.items()}
+        by_class.setdefault(type(module).__name__, []).append(digest)
+    return {name: sorted(own) for name, own in by_class.items()}
 
 
 def _set_workers(arguments: dict[str, Any], workers: int) -> None:
@@ -600,27 +600,27 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
     elif depth > 6:
         return
     elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _tensors(one, depth + 1)
+        for item in value.values():
+            yield from _tensors(item, depth + 1)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one, depth + 1)
+        for item in value:
+            yield from _tensors(item, depth + 1)
     elif hasattr(value, "__dict__") and not callable(value):
-        for one in vars(value).values():
-            yield from _tensors(one, depth + 1)
+        for item in vars(value).values():
+            yield from _tensors(item, depth + 1)
 
 
 def _digest(values: Iterable[Any]) -> int:
     """Return the CRC-32 of the bytes of tensors and of the text of other values."""
-    found = 0
+    checksum = 0
     for value in values:
         if hasattr(value, "data_ptr"):
-            found = zlib.crc32(_bytes(value), found)
+            checksum = zlib.crc32(_bytes(value), checksum)
         elif isinstance(value, list | tuple):  # the history of LBFGS
-            found = zlib.crc32(_digest(value).to_bytes(4, "big"), found)
+            checksum = zlib.crc32(_digest(value).to_bytes(4, "big"), checksum)
         else:
-            found = zlib.crc32(repr(value).encode(), found)
-    return found
+            checksum = zlib.crc32(repr(value).encode(), checksum)
+    return checksum
 
 
 def _bytes(value: Any) -> Any:
@@ -661,11 +661,11 @@ def _row_digests(leaves: Sequence[Any]) -> list[int]:
 def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and a digest of each leaf of a checkpoint."""
     if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _walk(one, f"{path}.{key}" if path else str(key))
+        for key, item in value.items():
+            yield from _walk(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
-        for number, one in enumerate(value):
-            yield from _walk(one, f"{path}.{number}" if path else str(number))
+        for number, item in enumerate(value):
+            yield from _walk(item, f"{path}.{number}" if path else str(number))
     elif hasattr(value, "data_ptr"):
         yield path, _digest([value])
     elif isinstance(value, int | float | str | bool) or value is None:
@@ -681,7 +681,7 @@ def _top_keys(value: Any) -> list[str]:
 def _plain(value: Any) -> Any:
     """Return an index or a number as JSON data."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
     return value if isinstance(value, int | float | bool | str) or value is None else str(value)
@@ -708,9 +708,9 @@ def _place() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if name != own and not name.startswith("<"):
-            place = f"{name}:{frame.f_lineno}"
+            line = f"{name}:{frame.f_lineno}"
             if "site-packages" not in name and "/lib/python" not in name:
-                return place
-            outside = outside or place
+                return line
+            outside = outside or line
         frame = frame.f_back
     return outside

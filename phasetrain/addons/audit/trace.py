@@ -148,16 +148,18 @@ def drop_undone(trace: Trace) -> Trace:
     After them another optimizer begins with the weights that the process began with.
     """
     weights = (trace.updates[0].before or {}).get("weights") if trace.updates else None
-    begun = [one for one in trace.updates if one.begins and one.begins["weights"] == weights]
+    begun = [
+        update for update in trace.updates if update.begins and update.begins["weights"] == weights
+    ]
     if not begun:
         return trace
     count = begun[-1].number - 1
-    kept = [replace(one, number=one.number - count) for one in trace.updates[count:]]
+    kept = [replace(update, number=update.number - count) for update in trace.updates[count:]]
     kept[0] = replace(kept[0], before=kept[0].begins)
     return replace(
         trace,
         updates=kept,
-        saves=[replace(one, after=max(0, one.after - count)) for one in trace.saves],
+        saves=[replace(save, after=max(0, save.after - count)) for save in trace.saves],
         files=[(max(0, after - count), path) for after, path in trace.files],
         undone=count,
     )

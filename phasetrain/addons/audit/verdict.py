@@ -88,19 +88,19 @@ def make_findings(
 
     A generator that differs counts only if something else does: a script may not use it.
     """
-    counted = [one for one in differences if one.kind != "generator" or one.at_start]
-    if all(one.kind == "generator" for one in counted):
-        return [], [one.part for one in counted]
-    causes = [one for one in counted if not is_effect(one, _without(counted, one))]
+    counted = [item for item in differences if item.kind != "generator" or item.at_start]
+    if all(item.kind == "generator" for item in counted):
+        return [], [item.part for item in counted]
+    causes = [item for item in counted if not is_effect(item, _without(counted, item))]
     causes = _drop_unused_generators(causes, counted)
     findings = _merge(causes, samples, resumed, reference)
-    named = {one.part for one in causes}
-    return findings, [one.part for one in counted if one.part not in named]
+    named = {item.part for item in causes}
+    return findings, [item.part for item in counted if item.part not in named]
 
 
-def _without(differences: Sequence[Difference], one: Difference) -> list[Difference]:
+def _without(differences: Sequence[Difference], excluded: Difference) -> list[Difference]:
     # A generator alone explains a loss, but not a sample or a weight at the start.
-    return [other for other in differences if other is not one]
+    return [other for other in differences if other is not excluded]
 
 
 def _drop_unused_generators(
@@ -110,13 +110,13 @@ def _drop_unused_generators(
 
     A generator is to blame if the loss differs although samples and state are equal.
     """
-    rest = [one for one in causes if one.kind != "generator"]
-    first_loss = next((one.update for one in counted if one.kind == "loss"), None)
+    rest = [item for item in causes if item.kind != "generator"]
+    first_loss = next((item.update for item in counted if item.kind == "loss"), None)
     if first_loss is None:
         return rest or causes
     explained = any(
-        one.update <= first_loss and one.kind in ("samples", "content", "weights", "buffers")
-        for one in rest
+        item.update <= first_loss and item.kind in ("samples", "content", "weights", "buffers")
+        for item in rest
     )
     return rest if explained else causes
 
