@@ -50,16 +50,19 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 def audit_with_flags(flags: argparse.Namespace) -> Audit:
     """Audit the command of parsed flags; say on standard error what is being run."""
     # So that what was started is ended, and its folders are removed.
-    signal.signal(signal.SIGTERM, _interrupt)
-    result = audit(
-        flags.behind,
-        resume=flags.resume,
-        kill_at=flags.kill_at,
-        updates=flags.updates,
-        timeout=flags.timeout,
-        quick=flags.quick,
-        report=_report,
-    )
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        result = audit(
+            flags.behind,
+            resume=flags.resume,
+            kill_at=flags.kill_at,
+            updates=flags.updates,
+            timeout=flags.timeout,
+            quick=flags.quick,
+            report=_report,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, previous)
     if flags.html:
         write_page(result, flags.behind, Path(flags.html))
     return result
