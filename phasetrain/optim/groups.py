@@ -250,7 +250,7 @@ def select_weights(
             near = did_you_mean(pattern.strip("*."), parts)
             raise ConfigError(
                 f"{where}.match = {pattern!r} matches none of the {len(names)} trained "
-                f"weights{near}"
+                f"weights{near or f': {join_first(names, 12)}'}"
             )
     kinds = {weight.kind for weight in weights}
     for type_name in as_list(rule.get("types", [])):
