@@ -24,7 +24,6 @@ from typing import Any
 
 from hidden_state_parts import CLEAN, HIDDEN, Part
 
-from phasetrain.addons.experiments.recipes.recipe import read_recipes
 from phasetrain.app.api import run
 from phasetrain.app.shorten import shortening_overrides
 from phasetrain.errors import PhasetrainError
@@ -94,6 +93,9 @@ def try_part(part: Part, folder: Path, number: int, more: Sequence[str] = ()) ->
 
 def list_experiments() -> dict[str, str]:
     """Return name -> words of each experiment, and of the stages of each recipe that add to one."""
+    # Tests of the core use this module, and the core has no recipes.
+    from phasetrain.addons.experiments.recipes.recipe import read_recipes
+
     names = [path.stem for path in sorted((ROOT / "configs" / "experiment").glob("*.yaml"))]
     words = {name: f"experiment={name}" for name in names}
     for recipe in read_recipes():
