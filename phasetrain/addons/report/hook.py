@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor, nn
+
 from phasetrain.addons.report.dense_samples import (
     encode_image,
     find_dense_kind,
@@ -20,9 +22,10 @@ from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
-from phasetrain.losses import find_ignore_index
+from phasetrain.losses import CrossEntropy, find_ignore_index
 from phasetrain.meters import METERS, Meter
 from phasetrain.meters.class_scores import (
+    ClassMeter,
     ClassScores,
     make_class_labels,
     read_scores,
@@ -137,6 +140,8 @@ class Report(Hook):
         try:
             scores = require_single_label("report", read_scores("report", out).as_two_classes(0.0))
             classes = scores.scores.shape[1]
+            if isinstance(out.output, Tensor) and not _has_scores(run, phase, classes):
+                raise ValueError("the output is not a score for each class")
             if self.confusion and classes <= MAX_CLASSES:
                 if self._counts is None:
                     matrix = self._make_matrix(run, classes)
@@ -310,10 +315,27 @@ def write_last_report(folder: RunFolder) -> None:
 
 def _find_class_names(run: Run, phase: Phase) -> tuple[str, ...] | None:
     """Return the class names of the dataset of a phase; None if it has none."""
+    names = _find_fact(run, phase, "class_names")
+    return None if names is None else tuple(map(str, names))
+
+
+def _has_scores(run: Run, phase: Phase, count: int) -> bool:
+    """Return whether a test has a score for each class: neither an ordinal model, nor a regression
+    or an embedding of samples with whole numbers as targets."""
+    classes = _find_fact(run, phase, "classes")
+    if classes is not None:
+        return bool(count == max(2, classes))
+    # Without a word of the dataset, the loss or a meter has to be one of classes.
+    losses = (CrossEntropy, nn.CrossEntropyLoss, nn.BCEWithLogitsLoss)
+    meters = run.task.meters.values()
+    return isinstance(run.task.parts.loss, losses) or any(
+        isinstance(meter, ClassMeter) for meter in meters
+    )
+
+
+def _find_fact(run: Run, phase: Phase, name: str) -> Any:
+    """Return a fact of the dataset of a phase; None if it does not report it."""
     loader = run.task.parts.loaders.get(phase.data)
     if loader is None or not isinstance(loader.reader.dataset, Described):
         return None
-    names = loader.reader.dataset.facts().get("class_names")
-    if names is None:
-        return None
-    return tuple(map(str, names))
+    return loader.reader.dataset.facts().get(name)

@@ -115,3 +115,27 @@ def test_each_command_names_the_class_once(
     monkeypatch.setattr(log, "warning", lambda message, method: named.append(method))
     command(folder, tmp_path / "out")
     assert named == [f"forward ({__name__}.Mirrored)"]
+
+
+class Thresholds(nn.Module):
+    """The loss of an ordinal model: a score for each threshold between two classes."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        above = target[:, None] > torch.arange(output.shape[1])
+        return nn.functional.binary_cross_entropy_with_logits(output, above.float())
+
+
+def test_scores_that_are_not_one_per_class_are_not_decoded(tmp_path: Path) -> None:
+    words = (
+        *(f"LOSS={{name: {__name__}.Thresholds}}", "MODEL.classes=9", "PHASES.epochs=1"),
+        *("METERS.accuracy=null", "CHECKPOINT.best.monitor=-test/loss"),
+    )
+    train(tmp_path / "run", *words)
+    train(
+        tmp_path / "run",
+        *("RUN.engine=extract", f"EXTRACT.dir={tmp_path}/out", "EXTRACT.splits=[test]"),
+        *words,
+    )
+    columns = read_index(f"{tmp_path}/out/test")["columns"]
+    assert "scores" in columns
+    assert "label" not in columns

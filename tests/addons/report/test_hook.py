@@ -326,3 +326,46 @@ def test_train_steps_are_left_alone(tmp_path: Path) -> None:
     assert not (tmp_path / "predictions.json").exists()
     assert (tmp_path / "report.html").exists()
     assert len(records(tmp_path)) > 0
+
+
+class Thresholds(torch.nn.Module):
+    """The loss of an ordinal model: a score for each threshold between two classes."""
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        above = target[:, None] > torch.arange(output.shape[1])
+        return torch.nn.functional.binary_cross_entropy_with_logits(output, above.float())
+
+
+class Wholes(torch.utils.data.Dataset[Any]):
+    """A regression whose targets are whole numbers."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1, 8, 8), index / 32), torch.tensor([float(index % 2)])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (f"LOSS={{name: {__name__}.Thresholds}}", "MODEL.classes=9"),
+        (
+            *(f"DATA.TRAIN.dataset={__name__}.Wholes", f"DATA.TEST.dataset={__name__}.Wholes"),
+            *(
+                "LOSS={name: MSELoss}",
+                "~MODEL.width",
+                "~MODEL.dropout",
+                "MODEL.name=mlp",
+                "MODEL.classes=1",
+            ),
+        ),
+    ],
+    ids=["ordinal", "regression"],
+)
+def test_outputs_that_are_not_scores_of_classes_are_not_shown_as_predictions(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    more = ("METERS.accuracy=null", "CHECKPOINT.best.monitor=-test/loss", "PHASES.epochs=1")
+    train(tmp_path, *words, *more)
+    assert not (tmp_path / "predictions.json").exists()

@@ -199,10 +199,12 @@ class _Extraction:
                 f"{type(output).__name__}, expected a tensor of scores in it; set "
                 "EXTRACT.predictions=false and name layers in EXTRACT.layers"
             )
+        # One output is decoded if it has a score for each class; ordinal models have one less.
+        classes = None if len(scores) > 1 else self.split.facts.get("classes")
         labels = {
             name.replace("scores", "label", 1): value.argmax(1)
             for name, value in scores.items()
-            if value.ndim == 2 and value.shape[1] > 1
+            if value.ndim == 2 and value.shape[1] > 1 and classes in (None, value.shape[1])
         }
         return scores | labels
 
