@@ -20,8 +20,10 @@ def check_pair(loss: nn.Module, output: Any, target: Any) -> None:
         return
     same_shape = output.shape == target.shape
     is_float = target.is_floating_point()
-    if isinstance(loss, COMPARE):
-        _check_regression(same_shape=same_shape, is_float=is_float)
+    if isinstance(loss, (*COMPARE, nn.PoissonNLLLoss)):
+        # Counts may be integers.
+        is_number = is_float or isinstance(loss, nn.PoissonNLLLoss)
+        _check_regression(same_shape=same_shape, is_float=is_number)
     elif isinstance(loss, nn.BCEWithLogitsLoss | nn.BCELoss):
         if same_shape and not is_float:
             raise ValueError("the labels are integers; the loss takes float32, 0.0 or 1.0")

@@ -20,6 +20,7 @@ LABELS = torch.tensor([[0, 1, 1]] * 4)
             torch.zeros(4),
             "shapes",
         ),
+        (nn.PoissonNLLLoss(), torch.zeros(4, 1), CLASSES, "shapes"),
         (nn.L1Loss(), torch.zeros(4), CLASSES, "float32"),
         (nn.BCEWithLogitsLoss(), SCORES, LABELS, "float32"),
         (nn.CrossEntropyLoss(), SCORES, LABELS, r"LOSS\.name=BCEWithLogitsLoss"),
@@ -36,6 +37,7 @@ def test_misfit_is_rejected(loss: nn.Module, output: Tensor, target: Tensor, mes
     ("loss", "output", "target"),
     [
         (nn.MSELoss(), SCORES, LABELS.float()),
+        (nn.PoissonNLLLoss(), torch.zeros(4), CLASSES),
         (nn.BCEWithLogitsLoss(), SCORES, LABELS.float()),
         (CrossEntropy(), SCORES, CLASSES),
         (CrossEntropy(), SCORES, torch.full((4, 3), 1 / 3)),
