@@ -439,6 +439,15 @@ FAULTS = [
         ),
         part="ema",
     ),
+    plant(
+        "the resumed run trains too long",
+        "length",
+        (
+            "while update < UPDATES:",
+            "total = update + UPDATES - (update > 0)\nwhile update < total:",
+        ),
+        ("        if update == UPDATES:", "        if update == total:"),
+    ),
     plant("nothing is loaded", "start", ('if os.path.exists("last.pt"):\n    load()\n', "")),
     plant(
         "the load fails",

@@ -12,6 +12,7 @@ from typing import Any
 from phasetrain.addons.audit.compare import (
     Difference,
     compare,
+    compare_lengths,
     count_samples,
     find_start,
     find_undone,
@@ -253,6 +254,8 @@ class _Auditor:
         if undone:
             trace = replace(trace, updates=trace.updates[undone:])
         differences = self._without_noise(compare(reference, trace, start))
+        if not self.limits and "kill_at" not in options:
+            differences += compare_lengths(reference, trace, start)
         samples = count_samples(reference, killed.trace, trace, start)
         findings, effects = make_findings(differences, samples, trace, reference)
         findings = [_shorten_place(finding, folder) for finding in findings]

@@ -26,9 +26,9 @@ ORDER = (
     "scaler",
     "loss",
     "checkpoint",
+    "length",
 )
 """Kinds of differences, causes before their effects."""
-
 
 STATE = ("weights", "buffers", "optimizer")
 """Kinds of parts that a step changes."""
@@ -146,7 +146,7 @@ def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
 
 def _time(difference: Difference) -> tuple[int, int, int]:
     """Return when a difference shows: its update, before or after the step, causes first."""
-    after = {"loss": 1, "checkpoint": 3}.get(difference.kind, 0)
+    after = {"loss": 1, "checkpoint": 3, "length": 4}.get(difference.kind, 0)
     if difference.kind in STATE and not difference.at_start:
         after = 2
     return difference.update, after, ORDER.index(difference.kind)
@@ -223,6 +223,15 @@ def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:
         yield Difference(part, expected.number, at_start=at_start, expected=value, found=now)
 
 
+def compare_lengths(reference: Trace, other: Trace, start: int) -> list[Difference]:
+    """Return the difference of two runs that end after another number of updates; neither may have
+    been ended from outside."""
+    expected, found = len(reference.updates), start + len(other.updates)
+    if expected == found:
+        return []
+    return [Difference("length", min(expected, found) + 1, expected=expected, found=found)]
+
+
 def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator[Difference]:
     """Yield a difference for each top-level value of a checkpoint that differs."""
     by_update = {save.after: save for save in reference.saves}
@@ -293,6 +302,6 @@ def _find_pattern(reference: Trace, resumed: Trace, start: int, first: int) -> s
 
 def is_effect(difference: Difference, others: Sequence[Difference]) -> bool:
     """Return whether a difference can follow from an earlier one."""
-    if difference.at_start or difference.kind in ("samples", "content"):
+    if difference.at_start or difference.kind in ("samples", "content", "length"):
         return False
     return any(_time(other) < _time(difference) for other in others)

@@ -6,15 +6,14 @@ no random numbers, changes no tensor and runs no kernel on a device that the scr
 
 Each process writes one JSON object per line to `trace-PID.jsonl`:
 
-- `start`: command line, version of torch, rank.
+- `start`: version of torch, rank.
 - `update`: one optimizer step, with the samples, losses, options and digests of the state.
 - `epoch`: an iterator over a DataLoader has been made.
 - `save`, `load`, `file`: a checkpoint was written or read, or another file was written.
+- `stride`: how often the state is digested.
 - `restore`: `load_state_dict` of a module, optimizer, schedule or scaler was called.
-- `end`: the interpreter ends.
 """
 
-import atexit
 import json
 import math
 import os
@@ -156,7 +155,6 @@ class Probe:
         self._torch = torch
         self.write(
             "start",
-            argv=getattr(sys, "orig_argv", sys.argv),
             torch=torch.__version__,
             rank=os.environ.get("RANK", "0"),
             every=self.every,
@@ -172,7 +170,6 @@ class Probe:
         self._wrap_restores(torch)
         self._wrap_files(torch)
         sys.addaudithook(self._on_audit_event)
-        atexit.register(lambda: self.write("end"))
 
     def wrap_stateful_loader(self, module: Any) -> None:
         """Record the loader of torchdata, which has iterators of its own."""
@@ -274,7 +271,7 @@ class Probe:
         def record(this: Any, *args: Any, **kwargs: Any) -> Any:
             if self.is_on:
                 self.is_stale = self.updates == 0
-                self.write("restore", what=name, type=type(this).__name__, place=_place())
+                self.write("restore", what=name, place=_place())
             return load(this, *args, **kwargs)
 
         owner.load_state_dict = record
@@ -291,7 +288,7 @@ class Probe:
         def record_load(f: Any, *args: Any, **kwargs: Any) -> Any:
             result = load(f, *args, **kwargs)
             if self.is_on:
-                self.write("load", path=_path_of(f), keys=_top_keys(result), place=_place())
+                self.write("load", path=_path_of(f), place=_place())
             return result
 
         torch.save, torch.load = record_save, record_load
@@ -420,7 +417,6 @@ class Probe:
         if self.updates == self.options.get("kill_at"):
             self._kill()
         if self.updates == self.options.get("stop_at"):
-            self.write("stopped")
             os._exit(0)
 
     def _is_digested(self) -> bool:
@@ -452,7 +448,7 @@ class Probe:
                 break
             leaves[path] = leaf
         path = _path_of(target)
-        self.write("save", path=path, number=self.saves, leaves=leaves, place=_place())
+        self.write("save", path=path, leaves=leaves, place=_place())
         if path and self.saves == self.options.get("kill_in_save"):
             # As if the process had been killed in the middle: what a file in place would look like.
             with open(path, "r+b") as file:
@@ -672,10 +668,6 @@ def _walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
     elif hasattr(value, "state_dict"):
         yield from _walk(value.state_dict(), path)
-
-
-def _top_keys(value: Any) -> list[str]:
-    return [str(key) for key in value] if isinstance(value, Mapping) else []
 
 
 def _plain(value: Any) -> Any:

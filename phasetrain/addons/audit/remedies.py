@@ -56,6 +56,10 @@ optimizer.load_state_dict(checkpoint["optimizer"])
 checkpoint["scaler"] = scaler.state_dict()
 scaler.load_state_dict(checkpoint["scaler"])
                                                      # before the first step""",
+    "length": """\
+checkpoint["updates"] = updates
+updates = checkpoint["updates"]                      # and the epoch that follows from it
+while updates < total: ...                           # not: for epoch in range(epochs)""",
     "loss": """\
 checkpoint["rest"] = {"updates": updates, ...}       # numbers and modules that the loss depends on:
                                                      # counters, targets, teachers, queues,

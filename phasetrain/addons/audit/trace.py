@@ -73,7 +73,7 @@ class Trace:
     Attributes:
         updates: optimizer steps, in order.
         saves: checkpoints written.
-        loads: paths and keys of checkpoints read.
+        loads: path of each checkpoint that was read, and by whom.
         restores: kinds of objects whose `load_state_dict` was called, and by whom.
         files: files written that may be checkpoints, in order, with the updates before each.
         workers: most workers of a DataLoader.

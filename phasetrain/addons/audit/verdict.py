@@ -166,6 +166,11 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
             f"{library[0].upper()}{library[1:]} was not restored: dropout and other random "
             f"operations draw other numbers from update {cause.update} on."
         )
+    if cause.kind == "length":
+        return (
+            f"The training ends after {cause.found} updates in all, and after {cause.expected} "
+            "without a kill: its counter of updates or epochs was not restored."
+        )
     if cause.kind in ("option", "schedule"):
         return _describe_option(cause, name, reference)
     if cause.kind == "scaler":

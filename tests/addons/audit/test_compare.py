@@ -9,6 +9,7 @@ import pytest
 from phasetrain.addons.audit.compare import (
     Samples,
     compare,
+    compare_lengths,
     count_samples,
     find_epoch,
     find_start,
@@ -115,6 +116,17 @@ def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
 def test_weights_that_the_run_never_had_have_no_start() -> None:
     assert find_start(REFERENCE, run([one(6)], start=99)) is None
     assert find_start(REFERENCE, run([one(1)], start=0)) == 0
+
+
+@pytest.mark.parametrize(("last", "found"), [(11, 11), (14, 14)])
+def test_another_number_of_updates_is_a_cause(last: int, found: int) -> None:
+    other = run([one(number) for number in range(6, last + 1)], start=5)
+    assert compare(REFERENCE, other, 5) == []
+    (length,) = compare_lengths(REFERENCE, other, 5)
+    assert (length.part, length.update) == ("length", min(12, found) + 1)
+    findings, _ = make_findings([length], None, other, REFERENCE)
+    assert [finding.code for finding in findings] == ["length"]
+    assert compare_lengths(REFERENCE, resumed(), 5) == []
 
 
 def test_updates_of_a_rehearsal_are_found() -> None:
