@@ -28,11 +28,11 @@ from forks import launch_fork  # noqa: E402
 from mutations import MODULE, NEUTRAL, OTHERS, SOURCE, WORDS, Mutation  # noqa: E402
 
 from phasetrain.addons.experiments.golden.golden import (  # noqa: E402
-    GoldenOutcome,
     check_golden,
     record_golden,
 )
 from phasetrain.addons.experiments.options import RecordOptions  # noqa: E402
+from phasetrain.cli.output import Outcome  # noqa: E402
 from phasetrain.errors import PhasetrainError  # noqa: E402
 from phasetrain.runtime.terminal import Terminal  # noqa: E402
 
@@ -119,7 +119,7 @@ def _list_constants() -> Iterator[Mutation]:
         yield Mutation(f"constant {text}", "", "math.sqrt(4.0)", text)
 
 
-def is_right(mutation: Mutation, outcome: GoldenOutcome, *, is_neutral: bool) -> bool:
+def is_right(mutation: Mutation, outcome: Outcome, *, is_neutral: bool) -> bool:
     """Return whether the verdict on a mutation is right."""
     content = outcome.content
     if is_neutral:

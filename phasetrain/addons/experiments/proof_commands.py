@@ -32,13 +32,9 @@ def run_certify(call: Call) -> Outcome:
     terminal = Terminal()
     with print_log(terminal):
         if flags.check is not None:
-            outcome = check(flags.check, call.overrides, flags.config_dir)
-        else:
-            options = read_options(CertifyOptions, flags)
-            outcome = certify(
-                call.overrides, options, config_dir=flags.config_dir, terminal=terminal
-            )
-    return Outcome(outcome.exit_code, text=outcome.text, content=outcome.content)
+            return check(flags.check, call.overrides, flags.config_dir)
+        options = read_options(CertifyOptions, flags)
+        return certify(call.overrides, options, config_dir=flags.config_dir, terminal=terminal)
 
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from phasetrain.addons.experiments.options import CertifyOptions
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import shorten_config
+from phasetrain.cli.output import Outcome
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
@@ -56,28 +57,13 @@ FIXED = (
 """Overrides of all attempts."""
 
 
-@dataclass(frozen=True)
-class Certified:
-    """The outcome of certifying.
-
-    Attributes:
-        exit_code: 0: yes; `NOT_EQUAL`: no; 1: the configured setting could not be tried.
-        text: for people.
-        content: of certificate.json.
-    """
-
-    exit_code: int
-    text: str
-    content: Mapping[str, Any]
-
-
 def certify(
     overrides: Sequence[str],
     options: CertifyOptions,
     *,
     config_dir: str | None = None,
     terminal: Terminal | None = None,
-) -> Certified:
+) -> Outcome:
     """Train a shortened run of a config, kill it, resume it, compare every bit, and write a
     certificate.
 
@@ -125,10 +111,10 @@ def certify(
         setting = setup.config.MACHINE.deterministic
         lines += describe_findings(kernels, device, deterministic=setting)
     text = "\n".join([*lines, f"written to {options.out}"])
-    return Certified(exit_code, text, content)
+    return Outcome(exit_code, text, content)
 
 
-def check(path: str, overrides: Sequence[str], config_dir: str | None = None) -> Certified:
+def check(path: str, overrides: Sequence[str], config_dir: str | None = None) -> Outcome:
     """Compare this machine with the certified one.
 
     Raises:
@@ -140,9 +126,9 @@ def check(path: str, overrides: Sequence[str], config_dir: str | None = None) ->
     content = {"equal": not changes, "differences": changes, "verdict": certificate["verdict"]}
     if not changes:
         text = f"{path}: device and versions are the same here; verdict {content['verdict']}"
-        return Certified(0, text, content)
+        return Outcome(0, text, content)
     rows = [(name, str(certified), str(here)) for name, (certified, here) in changes.items()]
-    return Certified(NOT_EQUAL, plain_table(path, ("", "certified", "here"), rows), content)
+    return Outcome(NOT_EQUAL, plain_table(path, ("", "certified", "here"), rows), content)
 
 
 def _try_all(

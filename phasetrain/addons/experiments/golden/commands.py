@@ -21,13 +21,12 @@ def run_record(call: Call) -> Outcome:
 
     terminal = Terminal()
     with print_log(terminal):
-        outcome = record_golden(
+        return record_golden(
             call.overrides,
             read_options(RecordOptions, call.flags),
             config_dir=call.flags.config_dir,
             terminal=terminal,
         )
-    return Outcome(outcome.exit_code, text=outcome.text, content=outcome.content)
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,13 +42,12 @@ def run_check(call: Call) -> Outcome:
 
     terminal = Terminal()
     with print_log(terminal):
-        outcome = check_golden(
+        return check_golden(
             call.flags.file,
             call.overrides,
             config_dir=call.flags.config_dir,
             terminal=terminal,
         )
-    return Outcome(outcome.exit_code, text=outcome.text, content=outcome.content)
 
 
 def list_config_words(call: Call) -> list[str]:

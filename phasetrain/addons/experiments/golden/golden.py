@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from phasetrain.app.preflight.preview import list_changed_values
 from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import EPOCHS, shorten_config
 from phasetrain.app.train.source_code import hash_sources
+from phasetrain.cli.output import Outcome
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.config.nested import leaves
 from phasetrain.config.problems import format_value
@@ -72,29 +73,13 @@ CHANGES = {"config": "changed config", "sources": "changed source", "facts": "ch
 Launch = Callable[[Path, Path], int]
 
 
-@dataclass(frozen=True)
-class GoldenOutcome:
-    """The outcome of a command.
-
-    Attributes:
-        exit_code: 0: recorded, or identical; `NOT_EQUAL`: different; `NO_RECORD`: no record for
-            this platform.
-        text: for people.
-        content: for `--json`.
-    """
-
-    exit_code: int
-    text: str
-    content: Mapping[str, Any]
-
-
 def record_golden(
     overrides: Sequence[str],
     options: RecordOptions,
     *,
     config_dir: str | None = None,
     terminal: Terminal | None = None,
-) -> GoldenOutcome:
+) -> Outcome:
     """Train a short run of a config, and write its digests for this platform to a file.
 
     Records of other platforms in the file stay.
@@ -130,7 +115,7 @@ def record_golden(
             "record them again on machines of these platforms"
         )
     content = {"platform": name, "updates": updates, "file": options.out, "stale": stale}
-    return GoldenOutcome(0, "\n".join(lines), content)
+    return Outcome(0, "\n".join(lines), content)
 
 
 def check_golden(
@@ -140,7 +125,7 @@ def check_golden(
     config_dir: str | None = None,
     terminal: Terminal | None = None,
     launch: Launch | None = None,
-) -> GoldenOutcome:
+) -> Outcome:
     """Train a recorded run again, and name the first difference.
 
     Args:
@@ -364,9 +349,7 @@ def _read_ledger(path: Path) -> tuple[str, str]:
     return ledger.header.start.hex(), ledger.root_at(ledger.last)
 
 
-def _report_missing(
-    path: str, name: str, known: Sequence[str], record: GoldenRecord
-) -> GoldenOutcome:
+def _report_missing(path: str, name: str, known: Sequence[str], record: GoldenRecord) -> Outcome:
     command = shlex.join(["phasetrain", "golden", "record", *record.overrides, "--out", path])
     text = (
         f"{path} has no record for {name}, only for {join_first(known, MOST_LISTED)}; "
@@ -378,7 +361,7 @@ def _report_missing(
         "platform": name,
         "platforms": list(known),
     }
-    return GoldenOutcome(NO_RECORD, text, content)
+    return Outcome(NO_RECORD, text, content)
 
 
 def _report_check(
@@ -387,7 +370,7 @@ def _report_check(
     recorded: GoldenRecord,
     difference: FirstDifference | None,
     changes: Mapping[str, Any],
-) -> GoldenOutcome:
+) -> Outcome:
     listed = {
         "config": ["a default of phasetrain"] * changes["defaults"]
         + [
@@ -405,7 +388,7 @@ def _report_check(
     content: dict[str, Any] = {"platform": name, "changed": changes}
     if difference is None:
         head = f"{path}: identical on {name}: {recorded.steps[-1]['update']} updates"
-        return GoldenOutcome(0, "\n".join([head, *lines]), {"verdict": "identical", **content})
+        return Outcome(0, "\n".join([head, *lines]), {"verdict": "identical", **content})
     head = (
         f"{path}: different on {name}, first at update {difference.update} ({difference.at}), "
         f"{difference.component}: {difference.cause}"
@@ -426,7 +409,7 @@ def _report_check(
         "at": difference.at,
         "component": difference.component,
     }
-    return GoldenOutcome(NOT_EQUAL, "\n".join([head, *lines]), content)
+    return Outcome(NOT_EQUAL, "\n".join([head, *lines]), content)
 
 
 def _format_setting(value: Any) -> str:

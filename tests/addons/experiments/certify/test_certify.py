@@ -13,11 +13,11 @@ from forks import launch_fork
 
 from phasetrain.addons.experiments.certify.certify import (
     NOT_EQUAL,
-    Certified,
     CertifyOptions,
     certify,
     check,
 )
+from phasetrain.cli.output import Outcome
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.kills import run_quietly
@@ -41,7 +41,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(
     *words: str, is_quick: bool = False, is_strict: bool = False, forks: bool = True
-) -> Certified:
+) -> Outcome:
     options = CertifyOptions(
         is_quick=is_quick, is_strict=is_strict, launch=launch_fork if forks else None
     )

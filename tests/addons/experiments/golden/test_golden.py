@@ -19,7 +19,6 @@ from phasetrain.addons.experiments.golden.components import (
 )
 from phasetrain.addons.experiments.golden.golden import (
     NO_RECORD,
-    GoldenOutcome,
     check_golden,
     list_changes,
     record_golden,
@@ -27,6 +26,7 @@ from phasetrain.addons.experiments.golden.golden import (
 from phasetrain.addons.experiments.golden.golden_file import GoldenRecord, read_golden, write_golden
 from phasetrain.addons.experiments.options import RecordOptions
 from phasetrain.cli import main
+from phasetrain.cli.output import Outcome
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.proof.positions import PhaseLabel
 from phasetrain.proof.trace import Trace
@@ -66,12 +66,12 @@ def forget_source() -> None:
     importlib.invalidate_caches()
 
 
-def record(*words: str, updates: int | None = 2, out: str = "golden.json") -> GoldenOutcome:
+def record(*words: str, updates: int | None = 2, out: str = "golden.json") -> Outcome:
     options = RecordOptions(out=out, updates=updates, launch=launch_fork)
     return record_golden([*RUN, *words], options)
 
 
-def check(*words: str, path: str = "golden.json") -> GoldenOutcome:
+def check(*words: str, path: str = "golden.json") -> Outcome:
     return check_golden(path, words, launch=launch_fork)
 
 
