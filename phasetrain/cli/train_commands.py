@@ -180,8 +180,9 @@ def run_command(name: str, call: Call) -> Outcome:
 
 def print_config(command: Command, call: Call) -> Outcome:
     """Print the resolved config of the overrides (`--cfg`)."""
+    from omegaconf import OmegaConf
+
     from phasetrain.app.setup import resolve_config
-    from phasetrain.config.yaml_text import write_yaml
 
     stored, words = None, None
     if command.config_words:
@@ -192,7 +193,7 @@ def print_config(command: Command, call: Call) -> Outcome:
             stored, words = _use_folder(call, command.engine)
     setup = resolve_config(words, config_dir=call.flags.config_dir, stored=stored)
     config = setup.config.plain()
-    text = write_yaml(config)
+    text = OmegaConf.to_yaml(OmegaConf.create(config))
     return Outcome(text=text, content={"config": config})
 
 

@@ -10,6 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from phasetrain import __version__
 from phasetrain.app.build_hooks import list_hook_classes
 from phasetrain.app.setup import Setup
@@ -21,7 +23,6 @@ from phasetrain.app.train.resume import (
 )
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.override_text import key_of, quote_value
-from phasetrain.config.yaml_text import write_yaml
 from phasetrain.data import SampleError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import format_deviations
@@ -191,8 +192,8 @@ def write_documents(
     overrides = clean.redact_words(setup.composed.overrides)
     lines = _list_deviation_lines(deviations)
     texts = {
-        "config.yaml": write_yaml(setup.config.plain()),
-        "overrides.yaml": write_yaml(overrides),
+        "config.yaml": OmegaConf.to_yaml(OmegaConf.create(setup.config.plain())),
+        "overrides.yaml": OmegaConf.to_yaml(OmegaConf.create(overrides)),
         "RUN.md": _format_page(setup, folder, lines),
         "reproduce.sh": _format_script(setup, sources["git"], lines),
     }

@@ -16,6 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import hydra
+from omegaconf import OmegaConf
 
 from phasetrain.addons.experiments.options import ComparisonSettings
 from phasetrain.addons.experiments.sweep.groups import check_comparison
@@ -37,7 +38,6 @@ from phasetrain.addons.experiments.sweep.study import StudySettings, Trials
 from phasetrain.app.setup import find_first_metric
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.compose.override_text import quote_value
-from phasetrain.config.yaml_text import write_yaml
 from phasetrain.errors import ConfigError, FolderInUseError
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.child_processes import COMMAND, handle_signals
@@ -351,7 +351,7 @@ def _has_finished(folder: str, compose: Callable[[], AttrDict | None]) -> bool:
     if config is None:
         return False
     # Compared as text, without parsing: whatever differs is left to the rules of a resume.
-    return run.config_text == write_yaml(config.plain())
+    return run.config_text == OmegaConf.to_yaml(OmegaConf.create(config.plain()))
 
 
 def _choose_monitor(config: AttrDict | None) -> str:

@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from omegaconf import OmegaConf
+
 from phasetrain.addons.experiments.sweep.override_text import LAUNCHER_KEY, PRUNE_KEY
 from phasetrain.addons.experiments.sweep.prune.rungs import TrialPlan
 from phasetrain.app.setup import is_submitted, resolve_config
-from phasetrain.config.yaml_text import write_yaml
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.monitors.monitor import Monitor
 from phasetrain.tasks.build.builder import build_meters
@@ -71,7 +72,7 @@ def plan_trial(
         # test_first measures before the first update, where no run differs from another
         tests=tuple(int(updates) for updates in dict.fromkeys(tests.tolist()) if updates),
         epoch_ends=tuple(int(updates) for updates in epochs.values()),
-        config=drop_pause(write_yaml(config.plain())),
+        config=drop_pause(OmegaConf.to_yaml(OmegaConf.create(config.plain()))),
     )
 
 
