@@ -3,20 +3,20 @@
     python benchmarks/screenshots.py
 
 Trains a wider version of the default experiment in a recorded pseudo-terminal and writes
-docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (at the end). Then kills
-the default experiment, starts it again, and trains it once without a kill: docs/killed.svg. Takes
-less than a minute on 2 cores.
+docs/terminal-live.svg (in the middle of the run) and docs/terminal.svg (at the end). Then audits a
+script and its twin, docs/audit.svg. Takes about a minute on 2 cores.
 """
 
 import fcntl
 import os
 import pty
 import re
-import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -38,7 +38,8 @@ COMMAND = (
     "RUN.dir=runs/digits-wide",
 )
 SHOWN = "phasetrain MODEL.width=48 RUN.dir=runs/digits-wide"
-KILLED, WHOLE = "runs/killed", "runs/whole"
+EXAMPLES = DOCS / "examples" / "preempted"
+VERDICTS = ("Not exact", "Exact", "  1.", "  2.")
 BEYOND = re.compile(r"\s*@font-face \{.*?\}|<!-- .*? -->", re.S)
 """Letters that a browser would fetch, and an address; a reader's own letters serve."""
 
@@ -46,13 +47,8 @@ NAMES = {"brown": "yellow", "brightblack": "bright_black"}
 """Colours that pyte calls by other names than rich."""
 
 
-def record(command: Sequence[str], kill_after: bytes = b"") -> list[bytes]:
-    """Run a command and return its terminal output in pieces.
-
-    Args:
-        command: a program and its arguments.
-        kill_after: the command is killed when it prints this; empty: it runs to its end.
-    """
+def record(command: Sequence[str]) -> list[bytes]:
+    """Run a program with arguments and return its terminal output in pieces."""
     pid, terminal = pty.fork()
     if pid == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -66,13 +62,10 @@ def record(command: Sequence[str], kill_after: bytes = b"") -> list[bytes]:
         if not piece:
             break
         pieces.append(piece)
-        if kill_after and kill_after in b"".join(pieces):
-            os.kill(pid, signal.SIGKILL)
-            kill_after = b""
     _, status = os.waitpid(pid, 0)
     os.close(terminal)
-    if os.waitstatus_to_exitcode(status) not in (0, -signal.SIGKILL):
-        sys.exit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
+    if code := os.waitstatus_to_exitcode(status):
+        sys.exit(f"{' '.join(command)} ended with {code}")
     return pieces
 
 
@@ -88,32 +81,19 @@ def prompt(command: str) -> bytes:
     return f"\x1b[1m$ {command}\x1b[0m\r\n".encode()
 
 
-def screen_of_a_killed_run() -> pyte.Screen:
-    """Kill a run, start it again, run it without a kill, and return what matters on one screen."""
-    killed, whole = f"RUN.dir={KILLED}", f"RUN.dir={WHOLE}"
-    first = record([*PROGRAM, killed], kill_after=b"epoch 7/12")
-    again, unbroken = record([*PROGRAM, killed]), record([*PROGRAM, whole])
-    shown = [
-        (f"phasetrain {killed}", lines_with(first, "run ", "epoch 6/", "epoch 7/")),
-        ("", ["\x1b[31mKilled\x1b[0m                                    # kill -9"]),
-        (f"phasetrain {killed}", lines_with(again, "run ", "resumed", "epoch 12/", "weights")),
-        (f"phasetrain {whole}", lines_with(unbroken, "run ", "epoch 12/", "weights")),
-    ]
+def screen_of_audits() -> pyte.Screen:
+    """Audit a script and its twin, and return the verdicts on one screen."""
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
-    for command, lines in shown:
-        if command:
-            stream.feed(prompt(command))
-        stream.feed("".join(f"{line}\r\n" for line in lines).encode())
+    for script in ("by_hand.py", "with_fit.py"):
+        stream.feed(prompt(f"phasetrain audit -- python {script}"))
+        command = [*PROGRAM, "audit", "--quick", "--", sys.executable, script]
+        done = subprocess.run(command, cwd=EXAMPLES, stdout=subprocess.PIPE, text=True, check=False)
+        for line in done.stdout.splitlines():
+            if line.startswith(VERDICTS):
+                text = textwrap.fill(line, COLUMNS, subsequent_indent="     ")
+                stream.feed(f"{text}\n\n".replace("\n", "\r\n").encode())
     return screen
-
-
-def lines_with(pieces: list[bytes], *words: str) -> list[str]:
-    """Return the lines that stay on the screen and begin with one of these words."""
-    screen = pyte.Screen(COLUMNS, ROWS)
-    pyte.ByteStream(screen).feed(b"".join(pieces))
-    lines = [line.rstrip() for line in screen.display]
-    return [line for line in lines if line.startswith(words)]
 
 
 def middle(pieces: list[bytes]) -> pyte.Screen:
@@ -158,12 +138,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         pieces = record(COMMAND)
-        killed = screen_of_a_killed_run()
         os.chdir(DOCS)
     screens = {
         "terminal-live": middle(pieces),
         "terminal": screen_after(pieces),
-        "killed": killed,
+        "audit": screen_of_audits(),
     }
     for name, screen in screens.items():
         (DOCS / f"{name}.svg").write_text(svg(screen, "phasetrain"), encoding="utf-8")
