@@ -174,7 +174,7 @@ class Hook:
         """
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """Called after an update or a skipped update; the step is not yet counted."""
+        """Called after an update or a skipped update; averages of weights are taken afterwards."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Called after a step was counted; `out` holds no graph, no output and no target."""

@@ -29,7 +29,7 @@ from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
-from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.hooks.run_state import check_names, collect_state, list_names, restore
 from phasetrain.hooks.state_watch import NOT_EXACT, StateWatch
 from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import DAY, young_interval
@@ -134,6 +134,7 @@ class CheckpointHook(Hook):
         self._encoded = json.dumps(promised).encode()
         self._plan: Plan | None = None
         self._loaded = loaded
+        self._names: dict[str, set[str]] | None = None
         self._checked = False
         self._checked_update = False
         self._ending = False
@@ -162,6 +163,8 @@ class CheckpointHook(Hook):
             # A process group for the writing thread alone: in the group of the training its
             # collective calls would come between those of the loop, in another order on each rank.
             self.checkpointer.save_together(run.world)
+        # Before the other hooks start: so are the modules that a resume restores.
+        self._names = list_names(run.task)
         if self._loaded is None:
             return
         restore(run, self._loaded)
@@ -183,6 +186,7 @@ class CheckpointHook(Hook):
         self._checked = True
         # Not in `on_start`: the hooks that come later have not started then, and their state counts
         # too.
+        self._check_names(run)
         _check_state(run)
 
     def on_step_start(self, run: Run, phase: Phase) -> None:
@@ -391,6 +395,7 @@ class CheckpointHook(Hook):
         # After `_finish_save`, since hooks expect `on_saved` of one save before `on_save` of the
         # next.
         run.hooks.call("on_save", run)
+        self._check_names(run)
         unsaved = self._find_unsaved(run)
         updates, metrics = self._measured
         # Metrics of earlier weights would give this checkpoint a wrong rank.
@@ -406,6 +411,10 @@ class CheckpointHook(Hook):
         self._timer.add_save(stall=time.perf_counter() - began)
         run.clock.switch_to(before)
         self._reject_unsaved(run, unsaved)
+
+    def _check_names(self, run: Run) -> None:
+        if self._names is not None:
+            check_names(run.task, self._names)
 
     def _make_draft(self, run: Run, facts: Facts) -> Draft | None:
         """Copy the state that this rank writes; None if it writes nothing."""

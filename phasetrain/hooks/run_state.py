@@ -3,14 +3,20 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.excluded import complete_state, excluded_digests
-from phasetrain.errors import ChangedError
+from phasetrain.distributed.strategies.state import list_plain_tensors
+from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.base import Run
+from phasetrain.proof.causes import name_section
 from phasetrain.proof.digest import hash_tensors
-from phasetrain.tasks import SavedTask
+from phasetrain.runtime.format import join_first
+from phasetrain.tasks import SavedTask, Task
+
+MAX_NAMES = 4
+"""Number of names in a message."""
 
 
 def collect_state(run: Run) -> dict[str, Any]:
@@ -34,6 +40,47 @@ def collect_state(run: Run) -> dict[str, Any]:
     changed = _drop_equal_buffers(own, modules, run.world.broadcast(digests))
     ranks = run.world.gather({"task": changed, "hooks": shared_state["hooks"]})
     return shared_state | {"processes": ranks or []}
+
+
+def list_names(task: Task) -> dict[str, set[str]]:
+    """Return the names of the weights and buffers that a restore only copies, by part."""
+    return {
+        name: {tensor for tensor, _ in list_plain_tensors(part, "")}
+        for name, part in task.stateful().items()
+        if isinstance(part, nn.Module) and name in task.module_names()  # no meters
+    }
+
+
+def check_names(task: Task, before: Mapping[str, Collection[str]]) -> None:
+    """Reject modules whose weights or buffers have other names than those of a restored run.
+
+    Args:
+        task: the task.
+        before: result of `list_names`, when a checkpoint would be restored.
+
+    Raises:
+        ConfigError: names both (code `checkpoint.names_changed`).
+    """
+    for part, names in list_names(task).items():
+        known = set(before.get(part, names))
+        # A parametrization also changes how its module loads, so that its names are not listed.
+        changed = tuple(name.rpartition(".")[0] for name in known - names)
+        module = task.stateful()[part]
+        assert isinstance(module, nn.Module), "it has names"
+        own = {name for name, _ in module.named_parameters()}
+        gone = known - names - own
+        new = names.union(name for name in own if name.startswith(changed)) - known
+        if gone or new:
+            both = (join_first(sorted(some), MAX_NAMES) for some in (gone, new))
+            raise ConfigError(
+                f"{name_section(part)}: weights and buffers have other names than at the start of "
+                f"the run (gone: {next(both)}; new: {next(both)}). A resume builds the module from "
+                "the config, and could not load them: register them in its constructor, and change "
+                "only values later. There, call `prune.identity(module, 'weight')` for pruning, "
+                "and apply `weight_norm` and the like. Nothing was saved since the change, and a "
+                "resume continues from the last checkpoint",
+                code="checkpoint.names_changed",
+            )
 
 
 def _digest_buffers(own: Mapping[str, Any], modules: Collection[str]) -> dict[tuple[str, str], str]:

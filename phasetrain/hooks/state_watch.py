@@ -255,8 +255,12 @@ def describe_held(held: Held) -> str:
     section = name_section(held.part) if held.part else "RUN.imports"
     owner = held.owner
     name = held.name
+    declare = (
+        "; if a resume computes it again, or no weight depends on it, name it in the class: "
+        f"`recomputed = ({name!r},)`"
+    )
     if not name:
-        fix = "set it in `on_start` or `on_phase_start` of a hook"
+        fix, declare = "set it in `on_start` or `on_phase_start` of a hook", ""
     elif isinstance(owner, Hook):
         fix = (
             f'add `"{name}": self.{name}` to what `state_dict` returns, and '
@@ -268,6 +272,11 @@ def describe_held(held: Held) -> str:
             f'call `self.register_buffer("{name}", ...)` for a tensor, or return it by '
             "`get_extra_state` and set it in `set_extra_state`"
         )
+    elif section.startswith("HOOKS."):
+        fix = (
+            "save it in `state_dict` and `load_state_dict` of the hook; if the hook only observes, "
+            "add `observe_only = True` to its class"
+        )
     else:
         fix = (
             f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
@@ -275,8 +284,8 @@ def describe_held(held: Held) -> str:
         )
     return (
         f"{section}: {describe_place(held)} changes while the run trains, and no checkpoint "
-        f"contains it, so that a resume would have another value: {fix}; if a resume computes it "
-        f"again, add the line `recomputed = ({name!r},)`. RUN.exact=false trains nevertheless"
+        f"contains it, so that a resume would have another value: {fix}{declare}. "
+        "RUN.exact=false trains nevertheless"
     )
 
 

@@ -19,7 +19,7 @@ from phasetrain.losses import LoggingLoss
 from phasetrain.meters import Meter
 from phasetrain.meters.loss import MeanOfLogged
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.optim.averaging.averages import Withheld
+from phasetrain.optim.averaging.averages import Withheld, both_withheld
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.generator_use import GeneratorUse
 from phasetrain.tasks.metering import LogMeans, update_meters
@@ -111,6 +111,8 @@ class StepRunner(ABC):
         self._step_samples: int | None = None
         # Of each step of an updater: whether it was withheld, and its mean loss over ranks.
         self._steps: list[tuple[Withheld, Tensor | None]] = []
+        # Of each update of `run_step`, after which averages move, whether it was withheld.
+        self._due_averages: list[Withheld] | None = None
         # Meters of the current split; `begin` selects them.
         self._measured: Mapping[str, Meter] = parts.meters
         self._log_means = LogMeans()
@@ -166,11 +168,15 @@ class StepRunner(ABC):
             if not self._trains:
                 out = self.test_step(batches, at, events)
             elif batches:
+                self._due_averages = []
                 out = self.train_step(batches, at, events)
+                for withheld in self._due_averages:
+                    self._move_averages(at, withheld)
             else:
                 out = self.skip_step(at, events)
         finally:
             collected.reset(token)
+            self._due_averages = None
         if logged:
             self.add_logs(out, average_logs(logged))
         return out
@@ -292,14 +298,14 @@ class StepRunner(ABC):
         withheld: Withheld = True
         losses = []
         for was_withheld, loss in self._steps:
-            withheld = _both_withheld(withheld, was_withheld)
+            withheld = both_withheld(withheld, was_withheld)
             if loss is not None:
                 losses.append(loss)
         self._steps = []
-        # After the step, and counted by attempted updates, so that the position alone says when an
-        # average moves; `withheld` may still be on the device.
-        for average in self.parts.averages.values():
-            average.update(at.updates + 1, withheld=withheld)
+        if self._due_averages is None:
+            self._move_averages(at, withheld)
+        else:
+            self._due_averages.append(withheld)
         events.on_update()
         if self.generators.watches:
             self.generators.check_pass()  # an optimizer or a hook may draw as well
@@ -341,10 +347,14 @@ class StepRunner(ABC):
         self.begin_update(at)
         for updater in self.updaters.values():
             updater.skip()
-        for average in self.parts.averages.values():
-            average.update(at.updates + 1, withheld=True)
+        self._move_averages(at, withheld=True)
         events.on_update()
         return StepOutput(torch.zeros((), device=self._device), weight=0, samples=0)
+
+    def _move_averages(self, at: Position, withheld: Withheld) -> None:
+        # Counted by attempted updates, so that the position alone says when an average moves.
+        for average in self.parts.averages.values():
+            average.update(at.updates + 1, withheld=withheld)
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
@@ -527,11 +537,3 @@ def merge_outputs(outputs: list[StepOutput]) -> StepOutput:
         samples=sum(out.samples for out in outputs),
         logs={name: average_log(name) for name in names},
     )
-
-
-def _both_withheld(one: Withheld, other: Withheld) -> Withheld:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one * other  # flags on the device are floats
-    if one is False or other is False:
-        return False
-    return other if one is True else one

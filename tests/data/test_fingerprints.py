@@ -1,5 +1,8 @@
 """Datasets of torch with other samples have other fingerprints."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
@@ -65,6 +68,37 @@ def test_random_split_of_another_seed_has_another_fingerprint() -> None:
     ]
     first, same, other = map(hash_dataset, made)
     assert first == same != other
+
+
+class Mapped(Plain):
+    """A dataset with a memory map, directly and in a list."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(4)
+        self.arrays = [np.load(path, mmap_mode="r")]
+        self.first = self.arrays[0]
+
+
+@pytest.mark.feature("fingerprint.torch")
+@pytest.mark.parametrize("size", [1_000, 1_000_000])
+def test_changed_file_behind_a_memory_map_is_noticed(size: int, tmp_path: Path) -> None:
+    path, copy = tmp_path / "values.npy", tmp_path / "elsewhere" / "values.npy"
+    np.save(path, np.arange(size))
+    before = hash_dataset(Mapped(path))
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())  # with another modification time
+    assert hash_dataset(Mapped(copy)) == before
+    np.save(path, np.arange(size)[::-1].copy())
+    after = hash_dataset(Mapped(path))
+    assert None not in (before, after)
+    assert after != before
+
+
+def test_mapped_file_that_is_gone_has_no_fingerprint(tmp_path: Path) -> None:
+    np.save(tmp_path / "values.npy", np.arange(4))
+    dataset = Mapped(tmp_path / "values.npy")
+    (tmp_path / "values.npy").unlink()
+    assert hash_dataset(dataset) is None
 
 
 def test_dataset_of_which_nothing_is_known_has_none() -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from phasetrain.tasks import Stateful, Supervised
 
 
@@ -13,6 +15,16 @@ class Nothing:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+class Clamping(Supervised):
+    """Sets the weights of the head to 1 after each update, as others clamp or mask them."""
+
+    def train_step(self, *arguments: Any) -> Any:
+        out = super().train_step(*arguments)
+        with torch.no_grad():
+            self.parts.model.get_parameter("head.weight").fill_(1.0)
+        return out
 
 
 class WithoutEMA(Supervised):

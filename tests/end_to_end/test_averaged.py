@@ -222,6 +222,23 @@ def test_mean_moves_once_per_update(tmp_path: Path) -> None:
         torch.testing.assert_close(after, torch.lerp(before, weight, 0.1))
 
 
+class Clamp(Hook):
+    def on_update(self, run: Run, phase: Phase) -> None:
+        with torch.no_grad():
+            run.task.parts.model.get_parameter("head.weight").fill_(1.0)
+
+
+@pytest.mark.parametrize("by_hook", [False, True])
+def test_mean_is_taken_after_a_step_has_changed_the_weights(tmp_path: Path, by_hook: bool) -> None:
+    hooks: dict[str, Hook] = {"watch": Watch()} | ({"clamp": Clamp()} if by_hook else {})
+    words = ("MODEL.ema={decay: 0.5, warmup: false}", "PHASES.epochs=1")
+    name = "supervised" if by_hook else "averaged_parts.Clamping"
+    train(tmp_path / "run", *words, f"TASK.name={name}", hooks=hooks)
+    watch: Any = hooks["watch"]
+    for before, after in pairwise(watch.means):
+        torch.testing.assert_close(1 - after, 0.5 * (1 - before))
+
+
 def test_ungated_average_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = averages.EMA.update
     monkeypatch.setattr(

@@ -12,10 +12,14 @@ import pytest
 import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, newest, run_until_killed, train
 from raising import raises
+from torch import nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
 
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
-from phasetrain.proof.held import is_changed
+from phasetrain.hooks.state_watch import describe_held
+from phasetrain.proof.held import Held, is_changed
 from phasetrain.proof.uses import Uses
 from phasetrain.runs.records import format_deviations
 
@@ -54,6 +58,10 @@ class RecomputedLate(Late):
 
 class ObservingLate(Late):
     observe_only = True
+
+
+class Counted:
+    """An object that a hook holds."""
 
 
 class Unfinished(Hook):
@@ -111,6 +119,70 @@ def test_modes_and_frozen_weights_are_restored(tmp_path: Path) -> None:
     }
     train(tmp_path / "killed", *words)
     assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
+
+
+class Pruning(Hook):
+    """Prunes the head after an update; 0: before the first one."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def change(self, head: nn.Module) -> None:
+        prune.random_unstructured(head, "weight", amount=0.5)
+
+    def act(self, run: Run) -> None:
+        if run.state.updates == self.after:
+            self.change(run.task.parts.model.get_submodule("head"))
+
+    def on_start(self, run: Run) -> None:
+        self.act(run)
+
+    def on_step(self, run: Run, phase: Any, out: Any) -> None:
+        self.act(run)
+
+
+class Normalizing(Pruning):
+    def change(self, head: nn.Module) -> None:
+        weight_norm(head)
+
+
+@pytest.mark.feature("resume.hidden_state")
+@pytest.mark.parametrize("exact", ["true", "false"])
+@pytest.mark.parametrize(
+    ("name", "after", "new"),
+    [
+        ("Pruning", 0, "head.weight_mask, head.weight_orig"),
+        ("Pruning", 3, "head.weight_mask, head.weight_orig"),
+        (
+            "Normalizing",
+            3,
+            "head.parametrizations.weight.original0, head.parametrizations.weight.original1",
+        ),
+    ],
+)
+def test_renamed_weights_end_the_run_before_they_are_saved(
+    name: str, after: int, new: str, exact: str, tmp_path: Path
+) -> None:
+    hook = (f"+HOOKS.late.name={HERE}.{name}", f"+HOOKS.late.after={after}")
+    with raises(ConfigError, key="MODEL", code="checkpoint.names_changed") as caught:
+        train(tmp_path, *LATE, *hook, f"RUN.exact={exact}")
+    assert f"(gone: head.weight; new: {new})" in str(caught.value)
+    if after:
+        assert newest(tmp_path).manifest.state["updates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "owner", "name", "words", "wrong"),
+    [
+        ("model", nn.Dropout(), "", "`on_phase_start`", "recomputed"),
+        ("model", nn.Linear(1, 1), "n", "no weight depends on it", "observe_only"),
+        ("hooks.log", Counted(), "n", "`observe_only = True`", "stateful"),
+    ],
+)
+def test_remedy_fits_the_owner(part: str, owner: object, name: str, words: str, wrong: str) -> None:
+    message = describe_held(Held(part, owner, name, 1))
+    assert words in message
+    assert wrong not in message
 
 
 LATE_SOURCE = """

@@ -36,7 +36,7 @@ from phasetrain.runtime.format import (
 )
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.terminal import KEY_WIDTH
-from phasetrain.tasks import Parts, SplitData
+from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.data_builder import count_left_out
 from phasetrain.tasks.build.sections import split_item
 from phasetrain.tasks.inspection import (
@@ -89,10 +89,10 @@ def preview(setup: Setup) -> dict[str, Any]:
         )
         prepared = prepare_parts(run_plan, is_preview=True)
         build_hooks(setup)
-    content = describe_plan(run_plan, prepared.parts, prepared.rehearsal)
+    content = describe_plan(run_plan, prepared.task.parts, prepared.rehearsal)
     content["nondeterministic"] = None
     if prepared.rehearsal is not None:  # a plan without one reads no sample
-        content["nondeterministic"] = _find_nondeterministic(run_plan, prepared.parts)
+        content["nondeterministic"] = _find_nondeterministic(run_plan, prepared.task)
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.has_run():
@@ -105,14 +105,14 @@ def preview(setup: Setup) -> dict[str, Any]:
     return content
 
 
-def _find_nondeterministic(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
+def _find_nondeterministic(run_plan: RunPlan, task: Task) -> dict[str, Any] | None:
     """Return the operators of the model without a deterministic kernel, and lines about them."""
     find_operators = find_service("find_operators")
     if find_operators is None:
         return None
     with run_plan.machine.apply_settings():
         content: dict[str, Any] | None = find_operators(
-            run_plan.builder.task(parts),
+            task,
             run_plan.plan,
             deterministic=run_plan.setup.config.MACHINE.deterministic,
         )

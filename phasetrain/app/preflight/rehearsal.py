@@ -141,15 +141,15 @@ class Rehearsal:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Parts that a run can start with.
+    """A task that a run can start with.
 
     Attributes:
-        parts: the parts.
+        task: the task with its parts.
         rehearsal: the outcome of the rehearsal; None without one, or if it was a quick one.
         inexact: result of `ResumeProof.prove`, accepted by RUN.exact=false.
     """
 
-    parts: Parts
+    task: Task
     rehearsal: Rehearsal | None = None
     inexact: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -191,7 +191,10 @@ def prepare_parts(
     task = run_plan.builder.task(parts)
     _check_parts(run_plan, task, reads=rehearses or not is_preview)
     if not rehearses:
-        return Prepared(parts)
+        # The same task: a constructor that changes the model must not be called twice with it.
+        if run_plan.is_fresh and not is_preview:
+            _report_missed(setup, "nothing was rehearsed")
+        return Prepared(task)
     del parts
     restore_variables = keep_variables(HeldState(task, {}).modules)
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
@@ -221,7 +224,18 @@ def prepare_parts(
         gc.collect()
     if run_plan.machine.device.type == "cuda":
         torch.cuda.empty_cache()
-    return Prepared(_build_parts(run_plan), rehearsal, inexact)
+    if not proves:
+        _report_missed(setup, "the resume was not rehearsed")
+    return Prepared(run_plan.builder.task(_build_parts(run_plan)), rehearsal, inexact)
+
+
+def _report_missed(setup: Setup, what: str) -> None:
+    if setup.config.RUN.rehearse == "auto":
+        log.info(
+            "%s (RUN.rehearse = 'auto'): state that no checkpoint contains is found at saves only; "
+            "RUN.rehearse=true rehearses all",
+            what,
+        )
 
 
 def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:

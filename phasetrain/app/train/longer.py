@@ -1,14 +1,18 @@
-"""The learning rate of a run that is trained longer."""
+"""What depends on the length of a run that is trained longer, such as its learning rate."""
 
 from collections.abc import Sequence
 
+from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.setup import Setup
+from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.config.changes import Change
 from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
+from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
+from phasetrain.tasks import Parts
 from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.optimizer_builder import build_schedules
 
@@ -43,6 +47,25 @@ def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
         f"its peak, for the remaining {left:,} updates; {WAYS}: stop the run and start the command "
         "again with one of them and RUN.allow=PHASES"
     )
+
+
+def list_changed_facts(run_plan: RunPlan, loaded: LoadedCheckpoint, parts: Parts) -> list[str]:
+    """Return a line for each part that was built with a fact of the plan that has changed.
+
+    Args:
+        run_plan: the run.
+        loaded: the checkpoint that it resumes from.
+        parts: its parts.
+    """
+    plans = decode_plan(loaded.promised["plan"]), run_plan.plan
+    before, now = (run_plan.builder.facts(run_plan.data, plan) for plan in plans)
+    return [
+        f"{key} is {value} from here on, and was built for {name} = {before[name]} until the "
+        "checkpoint: the length of the run has changed"
+        for key, value in parts.facts.items()
+        # By their texts, since NaN differs from itself.
+        if (name := key.rpartition(".")[2]) in before and str(before[name]) != str(now.get(name))
+    ]
 
 
 def warn_before_longer(setup: Setup, changes: Sequence[Change], plan: Plan, updates: int) -> str:

@@ -337,7 +337,10 @@ def restore_position(
         state.reopen()
         plan = splice(plan, state, stages, setup.config.PHASES.extend)
         progress = format_percent(plan.where(state))
-        notes.append(f"the rest of the plan is rebuilt; schedules continue at {progress}")
+        notes.append(
+            f"the rest of the plan is rebuilt; schedules are computed for {plan.updates} updates, "
+            f"and continue at {progress}"
+        )
     elif any(change.path.startswith("HOOKS.") for change in changes):
         # A hook may have ended the run, and with its new parameters the rest of the plan counts.
         state.reopen()

@@ -26,7 +26,7 @@ from phasetrain.app.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
-from phasetrain.app.train.longer import warn_of_low_lr
+from phasetrain.app.train.longer import list_changed_facts, warn_of_low_lr
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
     add_lost,
@@ -144,21 +144,19 @@ class Training:
             is_usual = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
             prepared = prepare_parts(run_plan, is_usual=is_usual)
         self.is_prepared = True
-        parts = prepared.parts
-        rehearsal = prepared.rehearsal
+        task, rehearsal = prepared.task, prepared.rehearsal
         self.deviations = add_lost(self.deviations, state.updates, prepared.inexact)
-        task = self.builder.task(parts)
         source = setup.config.OPTIMIZER.state_from
-        if loaded is None and source is not None and parts.updater is not None:
+        if loaded is None and source is not None and task.parts.updater is not None:
             load = require_service("load_optimizer_state", "optimizers", "OPTIMIZER.state_from")
             self._optimizer_state = load(task, source, setup.config.OPTIMIZER.name)
-        world.run_on_main(lambda: self._write_plan(run_plan, parts, rehearsal, state))
+        world.run_on_main(lambda: self._write_plan(run_plan, task.parts, rehearsal, state))
         self._print_start(run_plan, task, state, loaded, rehearsal)
         save = CheckpointHook(
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            build_promise(run_plan, self.deviations, objects, parts.excluded),
+            build_promise(run_plan, self.deviations, objects, task.parts.excluded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
             watch=StateWatch(
@@ -190,7 +188,7 @@ class Training:
             engine.completes_first_steps = engine.hooks.acts_at_phase_start
             # A single process leaves a wait for slow data at once; several ranks agree on the stop
             # after the step instead (phasetrain.distributed.Consensus).
-            for loader in parts.loaders.values():
+            for loader in task.parts.loaders.values():
                 loader.stop_asked = partial(self._name_stop, engine)
             is_reading = self.signals.reads
             self.signals.reads = lambda frame: not engine.is_phase_begun and is_reading(frame)
@@ -367,8 +365,8 @@ class Training:
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
             plan = run_plan.plan
             warning = warn_of_low_lr(plan, state, _remaining_lr(task, plan.where(state)))
-            if warning:
-                log.warning(warning)
+            for line in filter(None, (warning, *list_changed_facts(run_plan, loaded, task.parts))):
+                log.warning(line)
         elif self.attempt.before.attempt:
             number = self.attempt.before.attempt
             line = f"attempt {number} left no checkpoint: starting from update 0"

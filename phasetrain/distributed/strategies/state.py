@@ -72,7 +72,7 @@ class StateAdapter:
 
         A saved tensor without a pair is read whole; one with None is not needed here.
         """
-        own = dict(_plain_tensors(module, ""))
+        own = dict(list_plain_tensors(module, ""))
         return [
             (saved, own[name])
             for name, saved in state.items()
@@ -87,7 +87,7 @@ class StateAdapter:
         return []
 
 
-def _plain_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def list_plain_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a module that its load_state_dict only copies, by name."""
     module_class = type(module)
     # Whoever replaces or prepares the loading may look at the old value while it has the new one.
@@ -106,4 +106,4 @@ def _plain_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor
         if tensor is not None:
             yield f"{prefix}{name}", tensor
     for name, child in module.named_children():
-        yield from _plain_tensors(child, f"{prefix}{name}.")
+        yield from list_plain_tensors(child, f"{prefix}{name}.")

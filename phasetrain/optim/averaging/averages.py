@@ -342,6 +342,15 @@ class ScheduleFree(Average):
                     group["train_mode"] = True
 
 
+def both_withheld(one: Withheld, other: Withheld) -> Withheld:
+    """Return whether neither of two updates was made."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one * other  # flags on the device are floats
+    if one is False or other is False:
+        return False
+    return other if one is True else one
+
+
 def list_norms(module: nn.Module, frozen: Collection[str] = ()) -> list[_BatchNorm]:
     """Return the batch norms with running statistics, without the frozen modules."""
     return [

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.data import ConcatDataset, Subset
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
@@ -136,7 +135,7 @@ class SplitData:
         """
         known = [self.fingerprint()]
         dataset = self.reader.dataset
-        if isinstance(dataset, Subset | ConcatDataset) and not isinstance(dataset, Fingerprinted):
+        if not isinstance(dataset, Fingerprinted):
             # What earlier versions have recorded.
             known.append(self._add_excluded(name_and_length(self.section, dataset)))
         if compares_excluded:

@@ -74,6 +74,22 @@ class Late(Meter):
     def compute(self):
         return {"found": 1.0} if self.total < 1 else {}
 """
+TASK = """
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from phasetrain.tasks import Supervised
+
+class Drawing(Supervised):
+    def __init__(self, parts):
+        super().__init__(parts)
+        weight_norm(self.model.head)
+        self.drawn = nn.Linear(2, 2)
+
+    def stateful(self):
+        return super().stateful() | {"drawn": self.drawn}
+"""
 COUNTING = ("RUN.imports=[parts_of_a_rehearsal]", "MODEL=null", "MODEL.name=counting")
 
 
@@ -106,6 +122,16 @@ def differences_with_and_without(tmp_path: Path, *words: str) -> list[str]:
 )
 def test_the_bits_are_those_of_a_run_without_one(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert differences_with_and_without(tmp_path, *words) == []
+
+
+def test_task_whose_constructor_draws_and_changes_the_model_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task_of_a_rehearsal.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("TASK.name=task_of_a_rehearsal.Drawing", "PHASES.epochs=1")
+    assert differences_with_and_without(tmp_path, *words) == []
+    assert train(tmp_path / "other", *words, "PHASES.epochs=2", "RUN.allow=PHASES").updates == 10
 
 
 @pytest.mark.slow
@@ -341,6 +367,18 @@ class TestWhetherThereIsOne:
     def test_a_short_run_has_none(self, tmp_path: Path) -> None:
         train(tmp_path, "RUN.rehearse=auto", "PHASES.epochs=1")
         assert plan_of(tmp_path)["rehearsal"] is None
+        assert "nothing was rehearsed" not in (tmp_path / "log.txt").read_text()
+
+    @pytest.mark.parametrize(("word", "count"), [("auto", 1), ("false", 0)])
+    def test_a_fresh_run_says_that_it_has_none(self, tmp_path: Path, word: str, count: int) -> None:
+        class Act(Hook):
+            def on_batch(self, run: Any, phase: Any, batch: Any) -> Any:
+                return batch
+
+        words = (f"RUN.rehearse={word}", "PHASES.epochs=1")
+        train(tmp_path, *words, hooks={"act": Act()})
+        train(tmp_path, *words, "PHASES.epochs=2", "RUN.allow=PHASES", hooks={"act": Act()})
+        assert (tmp_path / "log.txt").read_text().count("nothing was rehearsed") == count
 
     def test_a_long_one_has_one_where_it_begins_and_none_where_it_goes_on(
         self, tmp_path: Path

@@ -24,6 +24,7 @@ from harness import (
     train,
 )
 from raising import raises
+from torch import nn
 
 from phasetrain.app.api import run
 from phasetrain.app.setup import resolve_config
@@ -34,6 +35,7 @@ from phasetrain.distributed import World
 from phasetrain.errors import ChangedError
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import Supervised
 
 IN_EPOCHS = "OPTIMIZER.SCHEDULES.lr={name: multistep, milestones: [1 epochs]}"
 
@@ -346,6 +348,36 @@ def test_resume_names_epochs_that_an_earlier_version_counted_shorter(
     assert (tmp_path / "log.txt").read_text().count(told) == lines
     differences = newest(tmp_path).promised["departures"]
     assert str(differences).count(told) == lines
+
+
+class Annealed(Supervised):
+    def __init__(self, parts: Any, updates: int, classes: int) -> None:
+        super().__init__(parts)
+
+
+class AnnealedLoss(nn.CrossEntropyLoss):
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (f"TASK.name={__name__}.Annealed", "TASK.updates is 6 from here on, and was built for"),
+        (f"LOSS.name={__name__}.AnnealedLoss", "LOSS.epochs is 3 from here on, and was built for"),
+    ],
+)
+def test_longer_run_names_what_was_built_with_its_length(
+    words: str, line: str, tmp_path: Path
+) -> None:
+    short = (words, "PHASES.epochs=2", "PHASES.limit.train=2", "PHASES.limit.test=1")
+    kill(tmp_path, 1, *short)
+    train(tmp_path, *short)
+    log = tmp_path / "log.txt"
+    assert "from here on" not in log.read_text()
+    train(tmp_path, *short, "PHASES.epochs=3", "RUN.allow=PHASES")
+    assert log.read_text().count("from here on") == log.read_text().count(line) == 1
+    assert "schedules are computed for 6 updates" in log.read_text()
 
 
 class TestData:

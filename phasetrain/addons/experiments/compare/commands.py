@@ -56,5 +56,6 @@ def _diff_content(one: str, other: str) -> dict[str, Any]:
         ],
         "environment": difference.environment,
         "data": difference.data,
+        "code": difference.code,
         "notes": difference.notes,
     }

@@ -72,6 +72,7 @@ class Side:
         config: content of config.yaml; empty if there is none.
         environment: content of environment.json; empty if there is none.
         data: split -> fingerprint of its data in the newest checkpoint; empty if there is none.
+        code: module -> digest of the user's source in it; empty if there is none.
         metrics: lines of metrics.jsonl without entries that differ between equal runs.
     """
 
@@ -80,6 +81,7 @@ class Side:
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     data: Mapping[str, str]
+    code: Mapping[str, str]
     metrics: list[dict[str, Any]]
 
 
@@ -97,6 +99,7 @@ class RunComparison:
         config: keys that differ.
         environment: differences of versions, machine and threads, by name.
         data: splits whose data differ, with both fingerprints.
+        code: modules of the user whose source differs, with both digests.
         notes: further remarks, such as parts that could not be compared.
     """
 
@@ -108,6 +111,7 @@ class RunComparison:
     config: tuple[Change, ...]
     environment: Mapping[str, tuple[Any, Any]]
     data: Mapping[str, tuple[Any, Any]]
+    code: Mapping[str, tuple[Any, Any]]
     notes: tuple[str, ...]
 
     @property
@@ -135,6 +139,7 @@ class RunComparison:
             ("config", ("key", "A", "B", "on a resume"), rows),
             ("environment", ("", "A", "B"), _make_rows(self.environment)),
             ("data", ("split", "A", "B"), _make_rows(self.data)),
+            ("code", ("module", "A", "B"), _make_rows(self.code)),
         ]
         settings = [plain_table(title, head, rows) for title, head, rows in tables if rows]
         same = [title for title, _, rows in tables if not rows]
@@ -204,6 +209,7 @@ def diff(one: str, other: str) -> RunComparison:
             _select_environment(b.environment, a.environment),
         ),
         data=_compare_leaves(a.data, b.data),
+        code=_compare_leaves(a.code, b.code),
         notes=tuple(notes),
     )
 
@@ -229,7 +235,7 @@ def read_side(path: str) -> Side:
 def _read_side(storage: Storage, path: str) -> Side:
     names = storage.list_names(path)
     if not names:
-        return Side(path, _read_ledger(storage, path), {}, {}, {}, [])
+        return Side(path, _read_ledger(storage, path), {}, {}, {}, {}, [])
     if FILE not in names and METRICS not in names:
         raise ConfigError(
             f"{path!r}: expected the folder of a run, or the path of a {FILE}", code="runs.no_run"
@@ -242,12 +248,14 @@ def _read_side(storage: Storage, path: str) -> Side:
         raise ConfigError(
             f"{path}/{run.problems[0]} Restore it, or delete it", code="runs.unreadable"
         )
+    promised = _read_promised(storage, f"{path}/checkpoints")
     return Side(
         path,
         run.ledger,
         config,
         run.environment.content,
-        _read_fingerprints(storage, f"{path}/checkpoints"),
+        _read_mapping(promised, "data"),
+        _read_mapping(promised, "code"),
         [line.comparable_content() for line in parse_metrics(metrics)],
     )
 
@@ -467,15 +475,13 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
         ) from error
 
 
-def _read_fingerprints(storage: Storage, root: str) -> Mapping[str, str]:
+def _read_promised(storage: Storage, root: str) -> Any:
+    """Return what the newest checkpoint promises; None without a checkpoint."""
     saved, _ = list_checkpoints(storage, root)
-    if not saved:
-        return {}
-    promised = storage.read_json(f"{root}/{saved[-1].name}/promised.json")
-    # A file of another form compares no data, as if there were no checkpoint.
-    if not isinstance(promised, dict):
-        return {}
-    data = promised.get("data")
-    if isinstance(data, dict):
-        return data
-    return {}
+    return storage.read_json(f"{root}/{saved[-1].name}/promised.json") if saved else None
+
+
+def _read_mapping(promised: Any, key: str) -> Mapping[str, str]:
+    # A file of another form compares nothing, as if there were no checkpoint.
+    content = promised.get(key) if isinstance(promised, dict) else None
+    return content if isinstance(content, dict) else {}

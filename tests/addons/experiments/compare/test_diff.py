@@ -265,6 +265,19 @@ class TestEqualUpdates:
         assert all("ledger of B" in note for note in found.notes)
 
 
+def test_changed_source_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("PHASES.epochs=1", "PHASES.limit.train=1", "RUN.imports=[edited_part, same_part]")
+    (tmp_path / "same_part.py").write_text("VALUE = 1\n")
+    for folder in ("one", "other"):
+        (tmp_path / "edited_part.py").write_text(f"VALUE = {folder!r}\n")
+        train(tmp_path / folder, *words)
+    found = diff(str(tmp_path / "one"), str(tmp_path / "other"))
+    assert list(found.code) == ["edited_part"]
+    assert re.search(r"edited_part +[0-9a-f]{64} +[0-9a-f]{64}", found.report())
+    assert "equal: config, environment, data" in found.report()
+
+
 class TestInvalidFiles:
     def test_deeply_nested_line_is_skipped_and_config_rejected(
         self, unbroken: Path, copy: Path
