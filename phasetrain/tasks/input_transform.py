@@ -29,8 +29,8 @@ class InputTransform:
     A collate function gets the target None. If it does not take that, it gets numbers, and its
     inputs have to be the same for all of them.
 
-    Random transforms draw from fixed seeds, so that equal inputs give equal batches; the generators
-    of the caller are not advanced.
+    Random transforms draw the same numbers for each sample, so that a result depends on the sample
+    alone; the generators of the caller are not advanced.
 
     Args:
         split: config path of the split, such as `DATA.TEST`.
@@ -84,7 +84,7 @@ class InputTransform:
         try:
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
-                    return self.pipeline(inputs, Keys(np.arange(len(inputs))))
+                    return self.pipeline(inputs, Keys(np.zeros(len(inputs))))
                 return self._collate_inputs([self._transform_sample(sample) for sample in inputs])
         except MISFITS as error:
             raise_unless_misfit(error)
