@@ -1,7 +1,7 @@
 """The transforms of a test split, for inputs that come from outside of a dataset."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,9 @@ class InputTransform:
         """Return the batch for the model.
 
         Args:
-            inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, or a
-                sequence of samples, which may differ in shape; images may be uint8 in [0, 255].
+            inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, a mapping
+                of them, or a sequence of samples, which may differ in shape; images may be uint8 in
+                [0, 255].
 
         Raises:
             ConfigError: a transform or the collate function does not take them.
@@ -82,6 +83,9 @@ class InputTransform:
         if isinstance(inputs, Tensor):
             inputs = self._scale_bytes(inputs)
         try:
+            if isinstance(inputs, Mapping):
+                rows = zip(*inputs.values(), strict=True)
+                inputs = [dict(zip(inputs, row, strict=True)) for row in rows]
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
                     return self.pipeline(inputs, Keys(np.zeros(len(inputs))))
