@@ -31,6 +31,7 @@ from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.models.freeze import disable_gradients, intersect_frozen
 from phasetrain.models.sources import WeightSource
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.view import RunView
@@ -38,6 +39,7 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
 from phasetrain.tasks.build.data_builder import build_input_transform
+from phasetrain.tasks.build.weights_builder import find_frozen
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,9 @@ def load(
 
     The config comes from the checkpoint. Neither the data of the run nor its optimizer is needed:
     the facts about the data that parts depend on, such as the number of classes, are in plan.json.
-    `task.model` is the network, a plain `torch.nn.Module`; `task.transform` applies the transforms
-    of the first test split, and `task.class_names` are the names of the classes.
+    `task.model` is the network, a plain `torch.nn.Module`, in which weights that were frozen in all
+    stages have `requires_grad=False` (in an average all have). `task.transform` applies the
+    transforms of the first test split, and `task.class_names` are the names of the classes.
 
     Args:
         folder: folder of a run, or of one checkpoint.
@@ -153,6 +156,9 @@ def load_task(
         task = _build_task(setup, loaded)
         _add_transform(task, setup, loaded)
     _add_services(task, stored.values, _run_folder(loaded.path))
+    # As in the run, for those who train the model further in Python.
+    frozen = find_frozen(setup.builder().context, task.model)
+    disable_gradients(task.model, intersect_frozen(frozen))
     _use_weights(task, weights, loaded.path)
     return task
 

@@ -1,7 +1,7 @@
 """The transforms of a test split, for inputs that come from outside of a dataset."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,8 @@ class InputTransform:
     A collate function gets the target None. If it does not take that, it gets numbers, and its
     inputs have to be the same for all of them.
 
-    Random transforms draw from fixed seeds, so that equal inputs give equal batches; the generators
-    of the caller are not advanced.
+    Random transforms draw the same numbers for each sample, so that a result depends on the sample
+    alone; the generators of the caller are not advanced.
 
     Args:
         split: config path of the split, such as `DATA.TEST`.
@@ -71,8 +71,9 @@ class InputTransform:
         """Return the batch for the model.
 
         Args:
-            inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, or a
-                sequence of samples, which may differ in shape; images may be uint8 in [0, 255].
+            inputs: N samples as the dataset gives them: a tensor or an array `(N, ...)`, a mapping
+                of them, or a sequence of samples, which may differ in shape; images may be uint8 in
+                [0, 255].
 
         Raises:
             ConfigError: a transform or the collate function does not take them.
@@ -82,9 +83,12 @@ class InputTransform:
         if isinstance(inputs, Tensor):
             inputs = self._scale_bytes(inputs)
         try:
+            if isinstance(inputs, Mapping):
+                rows = zip(*inputs.values(), strict=True)
+                inputs = [dict(zip(inputs, row, strict=True)) for row in rows]
             with preserve_generators():
                 if isinstance(inputs, Tensor) and self._takes_batches:
-                    return self.pipeline(inputs, Keys(np.arange(len(inputs))))
+                    return self.pipeline(inputs, Keys(np.zeros(len(inputs))))
                 return self._collate_inputs([self._transform_sample(sample) for sample in inputs])
         except MISFITS as error:
             raise_unless_misfit(error)

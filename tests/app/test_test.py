@@ -63,13 +63,17 @@ def test_metrics_are_those_of_the_last_test_of_the_run(trained: tuple[Path, RunR
     )
 
 
-def test_random_transforms_of_a_test_are_those_of_the_epoch(tmp_path: Path) -> None:
-    words = ("DATA.TEST.transforms=[{name: noise, std: 2.0}]", "PHASES.epochs=2")
-    before = train(tmp_path, *words)
-    found = test(tmp_path, *words)
-    assert before.last is not None
+def test_random_transforms_of_all_tests_draw_the_same_numbers(tmp_path: Path) -> None:
+    words = ("DATA.TEST.transforms=[{name: noise, std: 2.0}]", "MODEL={name: mlp, hidden: [4]}")
+    short = ("OPTIMIZER.lr=0", "PHASES={epochs: 2, limit: {train: 1}}", f"RUN.dir={tmp_path}")
+    run([*words, *short, "DATA.TEST.sampler=shuffled"])
+    measured = [row["metrics"] for row in records(tmp_path) if row["split"] == "test"]
+    found = run([*words, *short, "RUN.engine=test", "DATA.TEST.workers=1"])
     assert found.last is not None
-    assert found.last["test/loss"] == before.last["test/loss"]
+    # The order of samples changes, and with it the last bits of a sum.
+    losses = [found.last["test/loss"], *(metrics["loss"] for metrics in measured)]
+    assert losses == [pytest.approx(losses[0], rel=1e-6)] * 3
+    assert measured[0]["accuracy"] == measured[1]["accuracy"] == found.last["test/accuracy"]
 
 
 @TASKS.register("noisy_tests")

@@ -21,6 +21,7 @@ from processes import Launcher
 from raising import raises
 from test_processes import ONE, STRIKE
 
+from phasetrain import load
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
@@ -126,6 +127,10 @@ class TestFreeze:
         watch = watched(tmp_path / "run", "MODEL.freeze=[features.1.weight]")
         assert not any(watch.moved("features.1.weight"))
         assert all(watch.moved("features.1.running_mean"))
+        weights = load(tmp_path / "run").model.named_parameters()
+        assert {name for name, weight in weights if not weight.requires_grad} == {
+            "features.1.weight"
+        }
 
     def test_frozen_buffers_stay_under_activation_checkpointing(
         self, frozen: Watch, tmp_path: Path

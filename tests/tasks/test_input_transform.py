@@ -54,7 +54,9 @@ def test_random_transforms_are_repeatable_and_leave_generators_alone() -> None:
         torch.manual_seed(7)
         first = transform(IMAGES)
         assert torch.equal(torch.rand(2), expected)
-        assert torch.equal(transform(IMAGES), first)
+        # A prediction depends on the sample alone, not on its place among others.
+        for same in (transform(IMAGES[1:]), transform(list(IMAGES[:2]))):
+            assert torch.equal(same, first[:2])
 
 
 def test_wrong_inputs_are_rejected() -> None:

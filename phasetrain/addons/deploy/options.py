@@ -32,7 +32,7 @@ class ModelOptions:
 class PredictOptions(ModelOptions):
     """How to predict."""
 
-    top: int = option(3, "classes per sample", metavar="N")
+    top: int | None = option(None, "classes per sample (default: 3)", metavar="N")
     batch_size: int = option(64, "samples at once", metavar="N")
     arrays: Literal["auto", "sample", "batch"] = option(
         "auto",

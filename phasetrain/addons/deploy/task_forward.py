@@ -45,3 +45,24 @@ def warn_of_task_forward(task: Any, *, decodes: bool = False) -> None:
     log.warning(
         "the task's own %s is not called: outputs are those of the model; tests call it", method
     )
+
+
+def describe_task_call(task: Any) -> str:
+    """Return why a model may reject the input alone, for the end of an error of its forward pass;
+    empty if tests call it in the same way.
+
+    Args:
+        task: as in `find_task_forward`.
+    """
+    if isinstance(task, type) and issubclass(task, Predictor) and task.predicts_by_itself():
+        return (
+            f"; the task {task.__name__} calls it with more than the input, and this command with "
+            "the input alone: `phasetrain predict` and task.predict in Python decode with the task"
+        )
+    method = find_task_forward(task)
+    if method is None:
+        return ""
+    return (
+        f"; the task's own {method} calls it in another way, and this command with the input "
+        "alone: let the model's forward take that, as it is called in eval mode"
+    )

@@ -15,6 +15,9 @@ from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
 
+NO_TOKEN = -1
+"""Stands for the tokens of a decoded sequence that are cut off."""
+
 
 @TASKS.register("sequence_to_sequence")
 class SequenceToSequence(LanguageModel):
@@ -31,7 +34,8 @@ class SequenceToSequence(LanguageModel):
         end: token that ends a sequence, and that the decoder starts with; None: as the dataset
             says, or else 0.
         beams: number of sequences that a beam search follows; 1 takes the most likely token.
-        max_length: maximum number of decoded tokens.
+        max_length: maximum number of decoded tokens, without the end; a sequence that does not end
+            then is cut, and differs from every reference.
 
     Raises:
         ConfigError: a number is below 1, or the model cannot decode; on a step: see
@@ -105,8 +109,8 @@ class SequenceToSequence(LanguageModel):
         )
         meters = self._measured.values()
         if not self._trains and any(isinstance(meter, SequenceErrors) for meter in meters):
-            decoded = self.decode(batch.input)
             references = split_references(batch.target, self.end)
+            decoded = mark_cut(self._search(batch.input), references, self._max_length)
             if batch.mask is not None:
                 decoded = decoded[batch.mask]
                 references = references[batch.mask]
@@ -114,19 +118,24 @@ class SequenceToSequence(LanguageModel):
             output.references = references
         return output
 
-    @torch.no_grad()
     def decode(self, inputs: Any) -> Tensor:
         """Return the decoded sequences of inputs as the model takes them.
 
         Returns:
             Tokens without their end, int64 `(N, L)`, padded with -100.
         """
+        return self._search(inputs)[:, : self._max_length]
+
+    @torch.no_grad()
+    def _search(self, inputs: Any) -> Tensor:
+        """Return the decoded sequences of inputs; one that has not ended has a token more than
+        `max_length`."""
         # The bare module: the wrapper of a strategy has no `start` and `step`.
         model = self.parts.model if self._trains else self.model
         assert isinstance(model, Decodes), "checked when the task was built"
         if self._beams == 1:
-            return decode_greedy(model, inputs, self.end, self._max_length)
-        return decode_beam(model, inputs, self.end, self._max_length, self._beams)
+            return decode_greedy(model, inputs, self.end, self._max_length + 1)
+        return decode_beam(model, inputs, self.end, self._max_length + 1, self._beams)
 
     def _find_learned(self, batch: Batch) -> Tensor:
         """Return the tokens of the first sequence of each target, and -100 elsewhere.
@@ -158,6 +167,23 @@ class SequenceToSequence(LanguageModel):
         device = self.parts.machine.device
         tokens, mask = split_inputs(tensors)
         return self.decode({"input": tokens[part].to(device), "mask": mask[part].to(device)})
+
+
+def mark_cut(decoded: Tensor, references: Tensor, max_length: int) -> Tensor:
+    """Return decoded sequences of at most `max_length` tokens, except that one which was cut, and
+    could equal a reference of that length, ends with a token that no reference has.
+
+    Args:
+        decoded: tokens `(N, L)`; a sequence that has not ended has `max_length + 1`.
+        references: tokens `(N, R, T)`, padded with -100.
+        max_length: maximum number of tokens.
+    """
+    if decoded.shape[1] <= max_length:
+        return decoded
+    is_as_long = ((references != IGNORED).sum(dim=2) == max_length).any(dim=1)
+    is_wrong = (decoded[:, max_length] != IGNORED) & is_as_long
+    last = torch.full_like(decoded[:, :1], IGNORED).masked_fill(is_wrong[:, None], NO_TOKEN)
+    return torch.cat([decoded[:, :max_length], last], dim=1)
 
 
 def split_references(targets: Tensor, end: int) -> Tensor:

@@ -159,7 +159,7 @@ class Draw(NamedTuple):
 
     Attributes:
         split: name of the split.
-        epoch: epoch of the training data.
+        epoch: epoch of the training data; 0 in tests, which draw the same random numbers each time.
         ordinal: position of the first sample within the epoch; the others follow.
         indices: indices in the dataset, int64 `(N,)`.
         counts: whether the samples count; a rank that has run out of samples gets padding that does
@@ -250,6 +250,7 @@ class PhaseSampler:
         if start < phase.steps:
             check_batches(self._order, phase)
         indices = self._get_pass(phase)
+        epoch = phase.epoch if phase.is_train else 0
         for step in range(start, phase.steps):
             first = phase.offset + step * phase.batch_size
             samples = phase.samples_in(step)
@@ -258,7 +259,7 @@ class PhaseSampler:
             at = begin
             for size in split_samples(self._order, indices[begin:end], self._micro):
                 chosen = indices[at : at + size]
-                draws.append(Draw(phase.data, phase.epoch, at, chosen, stage=phase.stage))
+                draws.append(Draw(phase.data, epoch, at, chosen, stage=phase.stage))
                 at += size
             if self.in_step:
                 draws += self._make_padding(phase, first, samples, len(draws), indices)
@@ -328,7 +329,8 @@ class PhaseSampler:
         if made == most:
             return []
         padding = indices[first : first + min(samples, self._micro)]
-        return [Draw(phase.data, phase.epoch, first, padding, counts=False, stage=phase.stage)] * (
+        epoch = phase.epoch if phase.is_train else 0
+        return [Draw(phase.data, epoch, first, padding, counts=False, stage=phase.stage)] * (
             most - made
         )
 

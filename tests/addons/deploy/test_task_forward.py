@@ -12,10 +12,17 @@ from torch import nn
 import phasetrain
 from phasetrain.addons.deploy.export import export
 from phasetrain.addons.deploy.extract.feature_files import read_index
-from phasetrain.addons.deploy.predict.predict import predict
-from phasetrain.addons.deploy.task_forward import find_task_forward, log, warn_of_task_forward
+from phasetrain.addons.deploy.predict.predict import find_output_form, predict
+from phasetrain.addons.deploy.predict.raw_inputs import InputReader
+from phasetrain.addons.deploy.task_forward import (
+    describe_task_call,
+    find_task_forward,
+    log,
+    warn_of_task_forward,
+)
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.tasks import TASKS, Supervised
+from phasetrain.testing.build import build_run
 
 
 @TASKS.register("forward_mirrored")
@@ -63,6 +70,31 @@ class Decoded(Mirrored):
 )
 def test_only_methods_of_custom_tasks_count(task: Any, method: str | None) -> None:
     assert find_task_forward(task) == method
+
+
+@pytest.mark.parametrize(
+    ("task", "is_classifier"), [("supervised", True), ("forward_mirrored", False)]
+)
+def test_loss_that_a_custom_forward_may_not_use_shows_no_classifier(
+    task: str, *, is_classifier: bool
+) -> None:
+    made = build_run([*SMALL, f"TASK.name={task}", "METERS.accuracy=null"])
+    assert find_output_form(made.task, InputReader({}, {})).is_classifier is is_classifier
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Supervised, None),
+        (Scaled, f"output_of ({__name__}.Scaled)"),
+        (Decoded, "task Decoded"),
+        (lambda parts: nn.Identity(), None),
+    ],
+)
+def test_task_that_calls_the_model_in_its_own_way_is_named(task: Any, words: str | None) -> None:
+    advice = describe_task_call(task)
+    assert bool(advice) is (words is not None)
+    assert (words or "") in advice
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,11 @@ from typing import Any
 import torch
 from raising import raises
 
-from phasetrain.addons.text.sequence_to_sequence import SequenceToSequence, split_references
+from phasetrain.addons.text.sequence_to_sequence import (
+    SequenceToSequence,
+    mark_cut,
+    split_references,
+)
 from phasetrain.engine.batch import Batch, SequenceOutput
 from phasetrain.errors import ConfigError
 from phasetrain.testing.build import build_run
@@ -72,6 +76,24 @@ def test_only_tests_decode_and_padding_samples_are_left_out() -> None:
         assert (out.decoded is None) == phase.is_train
         if out.references is not None:
             assert out.references.tolist() == [[[3, 4, -100]]]
+
+
+def test_sequence_that_is_cut_differs_from_a_reference_of_its_length() -> None:
+    inputs = torch.ones(1, 3).long()
+    errors = {}
+    for length in (2, 5):
+        task, plan = build(f"TASK.max_length={length}", "METERS.ser={name: sequence_error_rate}")
+        decoded = task.predict(inputs)[0].tolist()
+        assert (len(decoded), min(decoded) > 0) == (length, True)  # untrained, it does not end
+        task.begin(plan.phases[1], fresh=True)
+        for target in ([*decoded[:2], 0], [*decoded, 0]):
+            task.meters["ser"].reset()
+            task.meters["ser"].update(task.forward(batch(target)))
+            errors[length, len(target) - 1] = task.meters["ser"].compute()
+    assert errors == {(2, 2): 1.0, (5, 2): 1.0, (5, 5): 1.0}
+    references = torch.tensor([[[3, 4]], [[3, -100]], [[3, 4]]])
+    found = mark_cut(torch.tensor([[3, 4, 5], [3, 4, 5], [3, 4, -100]]), references, 2)
+    assert found.tolist() == [[3, 4, -1], [3, 4, -100], [3, 4, -100]]
 
 
 def test_prediction_is_decoded() -> None:

@@ -132,6 +132,13 @@ def test_sample_depends_on_seed_split_epoch_ordinal_and_index_alone() -> None:
     assert not any(torch.equal(alone, other) for other in others)
 
 
+def test_sample_of_a_test_does_not_depend_on_its_position() -> None:
+    first, other = (
+        reader(IMAGES, noise())[draw(2, ordinal=at, split="test")].input for at in (0, 3)
+    )
+    assert torch.equal(first, other)
+
+
 def test_index_drawn_twice_is_augmented_differently() -> None:
     batch = reader(IMAGES, noise())[draw(2, 2)]
     assert not torch.equal(batch.input[0], batch.input[1])

@@ -15,7 +15,11 @@ from phasetrain import __version__
 from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.addons.deploy.extract.layers import LayerOutputs
 from phasetrain.addons.deploy.extract.section import ExtractSection
-from phasetrain.addons.deploy.task_forward import find_task_forward, warn_of_task_forward
+from phasetrain.addons.deploy.task_forward import (
+    describe_task_call,
+    find_task_forward,
+    warn_of_task_forward,
+)
 from phasetrain.app.engines import Extras
 from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import NONE, choose_checkpoint, find_stage, load_saved_weights
@@ -176,22 +180,33 @@ class _Extraction:
         except MISFITS as error:
             raise_unless_misfit(error)
             sentence = describe_failed_forward(self.model, error, batch.input, batch.ids.tolist())
+            advice = describe_task_call(_find_task(self.setup))
             raise ConfigError(
-                f"{sentence}, of DATA.{self.name.upper()}", code="config.misfit"
+                f"{sentence}, of DATA.{self.name.upper()}{advice}", code="config.misfit"
             ) from error
         columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
         if self.section.predictions:
-            columns |= self._make_predictions(output)
+            columns |= self._make_predictions(output, columns)
         columns |= {f"{LAYER}{name}": value for name, value in self.layers.pop_outputs().items()}
         for name, value in columns.items():
             if not value.ndim or len(value) != len(batch.ids):
+                key, advice = "EXTRACT.layers", "name another layer"
+                if name.startswith("scores"):
+                    key = "EXTRACT.predictions = true"
+                    advice = "let the model return it in training only, or set it to false"
                 raise ConfigError(
-                    f"EXTRACT.layers: {name} has shape {tuple(value.shape)} for a batch of "
-                    f"{len(batch.ids)} samples, expected a row for each sample; name another layer"
+                    f"{key}: {name} has shape {tuple(value.shape)} for a batch of "
+                    f"{len(batch.ids)} samples, expected a row for each sample; {advice}"
                 )
         return {name: _to_saved_type(value) for name, value in columns.items()}
 
-    def _make_predictions(self, output: Any) -> dict[str, Tensor]:
+    def _make_predictions(self, output: Any, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the scores of a batch, and the labels of those that classify.
+
+        Args:
+            output: output of the model.
+            columns: the targets, by the names of their columns.
+        """
         scores = flatten_outputs("scores", output)
         if not scores:
             raise ConfigError(
@@ -201,11 +216,13 @@ class _Extraction:
             )
         # One output is decoded if it has a score for each class; ordinal models have one less.
         classes = None if len(scores) > 1 else self.split.facts.get("classes")
-        labels = {
-            name.replace("scores", "label", 1): value.argmax(1)
-            for name, value in scores.items()
-            if value.ndim == 2 and value.shape[1] > 1 and classes in (None, value.shape[1])
-        }
+        labels = {}
+        for name, value in scores.items():
+            target = columns.get(name.replace("scores", "target", 1), columns.get("target"))
+            is_regression = target is not None and target.is_floating_point() and classes is None
+            has_scores = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
+            if has_scores and classes in (None, value.shape[1]) and not is_regression:
+                labels[name.replace("scores", "label", 1)] = value.argmax(1)
         return scores | labels
 
     def _describe_request(self) -> dict[str, Any]:

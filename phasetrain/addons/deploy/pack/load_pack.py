@@ -207,7 +207,7 @@ class PackedModel(Predictor):
         self,
         files: Sequence[str],
         *,
-        top: int = 3,
+        top: int | None = None,
         batch_size: int = 64,
         arrays: Arrays = "auto",
         on_unreadable: OnUnreadable | None = None,
@@ -217,7 +217,8 @@ class PackedModel(Predictor):
         Args:
             files: images, `.npy`, `.pt`, `.csv` and text files, folders of images, or `-` for the
                 lines of standard input.
-            top: number of classes per sample, the most probable ones first.
+            top: number of classes per sample, the most probable ones first; None: three, if the
+                model classifies.
             batch_size: samples that are in memory at once.
             arrays: whether a `.npy` or `.pt` file is a sample or a batch; `auto`: by the number of
                 dimensions of a sample in the run.

@@ -63,7 +63,7 @@ from phasetrain.tasks import Task
 EXAMPLE_SAMPLES = 2
 """Samples of the test split in the example."""
 
-OF_READING = ("dataset", "mode", "size", "form")
+OF_READING = ("dataset", "inputs", "mode", "size", "form")
 """Keys of a split by which `InputReader` reads files."""
 
 HERE = frozenset({"world", "device", "precision"})

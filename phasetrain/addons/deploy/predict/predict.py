@@ -16,7 +16,11 @@ from torch import Tensor, nn
 from phasetrain.addons.deploy.options import PredictOptions
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
 from phasetrain.addons.deploy.stage import select_facts
-from phasetrain.addons.deploy.task_forward import warn_of_task_forward
+from phasetrain.addons.deploy.task_forward import (
+    describe_task_call,
+    find_task_forward,
+    warn_of_task_forward,
+)
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import (
     choose_weights,
@@ -31,14 +35,20 @@ from phasetrain.config.nested import to_plain
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.transforms import Pipeline
+from phasetrain.engine.batch import IGNORED
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
 from phasetrain.meters.accuracy import Accuracy
 from phasetrain.runs.paths import make_parent
+from phasetrain.runtime.format import format_count
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
+from phasetrain.tasks.misfits import describe_shapes
+
+TOP = 3
+"""Number of classes per sample by default."""
 
 MULTI_LABEL = (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss)
 """Losses whose classes are independent of each other: a sample may have several."""
@@ -110,6 +120,8 @@ class OutputForm:
         """
         if not isinstance(output, Tensor) or output.ndim not in (2, 4):
             return None
+        if not output.is_floating_point():
+            return None
         classes = self.classes
         if classes is None and self.is_classifier:
             # A single score, as for BCEWithLogitsLoss, is not a class.
@@ -131,7 +143,13 @@ class OutputForm:
 def find_output_form(task: Task, reader: InputReader) -> OutputForm:
     """Return the meaning of the output of a task's model."""
     classes = reader.facts.get("classes")
-    parts = (task.loss, *task.parts.meters.values())
+    method = find_task_forward(type(task)) or ""
+    parts: Sequence[Any] = [*task.parts.meters.values()]
+    # A custom `forward` need not use LOSS, which has a default.
+    if not method.startswith("forward"):
+        parts = [task.loss, *parts]
+    if not task.uses_loss:
+        parts = []  # such a task measures other outputs than those of its model
     names = list_token_names(reader) or tuple(task.class_names)
     return OutputForm(
         classes if isinstance(classes, int) else None,
@@ -169,7 +187,7 @@ class FilePredictor:
         self,
         files: Sequence[str],
         *,
-        top: int = 3,
+        top: int | None = None,
         batch_size: int = 64,
         on_unreadable: OnUnreadable | None = None,
     ) -> list[Prediction]:
@@ -177,15 +195,17 @@ class FilePredictor:
 
         Args:
             files: see `InputReader.iterate`.
-            top: number of classes per sample, the most probable ones first.
+            top: number of classes per sample, the most probable ones first; None: three, if the
+                model classifies.
             batch_size: samples that are in memory at once.
             on_unreadable: see `InputReader.iterate`.
 
         Raises:
-            ConfigError: a file cannot be read, the model does not take its samples, or `top` or
+            ConfigError: a file cannot be read, the model does not take its samples, its output does
+                not have an entry per sample, `top` is given and there are no classes, or `top` or
                 `batch_size` is below 1.
         """
-        if top < 1:
+        if top is not None and top < 1:
             raise ConfigError(
                 f"top = {top}: expected at least 1, the number of classes per sample",
                 code="cli.usage",
@@ -200,7 +220,7 @@ class FilePredictor:
                 predictions += self._predict_batch(inputs, top)
         return predictions
 
-    def _predict_batch(self, inputs: Sequence[RawInput], top: int) -> Iterator[Prediction]:
+    def _predict_batch(self, inputs: Sequence[RawInput], top: int | None) -> Iterator[Prediction]:
         try:
             output = self.compute_output([raw_input.sample for raw_input in inputs], inputs[0].file)
         except ConfigError as error:
@@ -208,10 +228,20 @@ class FilePredictor:
             if unequal is None:
                 raise
             raise unequal from error
+        _check_rows(output, len(inputs))
         if self.form.count_classes(output) is not None:
             if output.ndim == 4:
-                return _name_pixels(self.form, inputs, output, top)
-            return _name_classes(self.form, inputs, output, top)
+                return _name_pixels(self.form, inputs, output, top or TOP)
+            return _name_classes(self.form, inputs, output, top or TOP)
+        if top is not None:
+            raise ConfigError(
+                f"top = {top}: the model gives {describe_shapes(output)} for a batch, and no "
+                "scores of classes that could be ranked; leave --top out",
+                code="cli.conflict",
+            )
+        if isinstance(output, Tensor) and output.ndim == 2 and output.dtype == torch.int64:
+            # Decoded sequences, each without its padding.
+            output = [tokens[tokens != IGNORED] for tokens in output]
         return _split_output(self.form, inputs, output)
 
     def compute_output(self, samples: Sequence[Any], name: str) -> Any:
@@ -248,7 +278,10 @@ class FilePredictor:
                     "samples of the dataset",
                     code="predict.wrong_dtype",
                 ) from error
-            raise
+            if error.code != "config.misfit" or self.predictor.predicts_by_itself():
+                raise
+            advice = describe_task_call(type(self.predictor))
+            raise ConfigError(f"{error}{advice}", code="config.misfit") from error
         if self.form.of_bytes and isinstance(output, Tensor) and output.ndim == 3:
             output = output[:, -1]  # after the last token of the text
         return output
@@ -277,6 +310,30 @@ def _describe_unequal_files(error: ConfigError, inputs: Sequence[RawInput]) -> C
         "--batch-size 1",
         code="predict.wrong_shape",
     )
+
+
+def _check_rows(output: Any, samples: int, name: str = "") -> None:
+    """Reject an output in which a tensor has no entry for each sample: its rows would be taken for
+    predictions of samples.
+
+    Args:
+        output: output of the model, or an entry of it.
+        samples: number of samples in the batch.
+        name: path of the entry.
+    """
+    if isinstance(output, Mapping | tuple):
+        pairs = output.items() if isinstance(output, Mapping) else enumerate(output)
+        for key, value in pairs:
+            _check_rows(value, samples, f"{name}.{key}" if name else f"{key}")
+        return
+    has_rows = isinstance(output, list) or (isinstance(output, Tensor) and output.ndim > 0)
+    if not has_rows or len(output) != samples:
+        raise ConfigError(
+            f"MODEL: its output{f' {name!r}' if name else ''} is {describe_shapes(output)} for "
+            f"{format_count(samples, 'sample')}, expected an entry for each; let the model return "
+            "other values in training only (`if self.training`), or use task.predict in Python",
+            code="predict.wrong_output",
+        )
 
 
 def batched(inputs: Iterable[RawInput], size: int) -> Iterator[list[RawInput]]:
@@ -442,7 +499,9 @@ def _take_sample(output: Any, row: int) -> Any:
 
 def _to_json_output(value: Any) -> Any:
     def convert_leaf(leaf: Any) -> Any:
-        return leaf.float().cpu().tolist() if isinstance(leaf, Tensor) else to_json_value(leaf)
+        if not isinstance(leaf, Tensor):
+            return to_json_value(leaf)
+        return (leaf.float() if leaf.is_floating_point() else leaf).cpu().tolist()
 
     return to_plain(value, convert_leaf, text_keys=True)
 
@@ -475,7 +534,8 @@ def _name_columns(predictions: Sequence[Prediction]) -> list[str]:
     lengths = set()
     for prediction in predictions:
         output = prediction.output
-        if not isinstance(output, list) or any(isinstance(entry, list | dict) for entry in output):
+        # Integers are tokens or classes, whose number may differ from file to file.
+        if not isinstance(output, list) or not all(isinstance(entry, float) for entry in output):
             return []
         lengths.add(len(output))
     if len(lengths) != 1 or not 1 <= max(lengths) <= COLUMNS:

@@ -34,6 +34,13 @@ TOKEN_DATASETS = ("text", "alice", "tokens")
 STDIN = "-"
 """Stands for the lines of standard input."""
 
+MAPPING_ADVICE = (
+    "expected a .pt file of torch.save({NAME: tensor, ...}) with --arrays sample or --arrays "
+    "batch, or of a list of such samples; or call phasetrain.load(RUN).predict({NAME: batch, ...}) "
+    "in Python"
+)
+"""What to give to a model with several inputs."""
+
 OF_FILES = ("predict.unreadable", "predict.unknown_kind")
 """Codes of errors about a single file, without which the others can be read."""
 
@@ -201,10 +208,11 @@ class InputReader:
     def _read_file(self, file: str) -> Sequence[Any]:
         suffix = Path(file).suffix.lower()
         try:
+            if suffix in ARRAYS:
+                return self._split_content(file, _read_array(file))
+            self._reject_single_input(file)
             if suffix in EXTENSIONS and not self.is_text:
                 return [self._read_image(file)]
-            if suffix in ARRAYS:
-                return self._split_array(file, _read_array(file))
             if self.is_text:
                 return [self._read_tokens(Path(file).read_bytes())]
             if suffix in TABLES and "channels" not in self.facts:
@@ -260,6 +268,56 @@ class InputReader:
         if isinstance(context, int):
             tokens = tokens[-context:]  # the model has no positions for more
         return tokens
+
+    @property
+    def _names(self) -> Sequence[str]:
+        """The names of the entries of a sample that is a mapping, if the config selects them."""
+        names = self.section.get("inputs")
+        if isinstance(names, Sequence) and not isinstance(names, str):
+            return [name for name in names if isinstance(name, str)]
+        return []
+
+    def _reject_single_input(self, file: str) -> None:
+        """Reject a file with one value per sample if samples are mappings."""
+        if self._names:
+            raise ConfigError(
+                f"{file}: a sample of the run is a mapping of {', '.join(self._names)} "
+                f"(DATA.*.inputs); {MAPPING_ADVICE}",
+                code="predict.wrong_type",
+            )
+
+    def _split_content(self, file: str, content: Any) -> Sequence[Any]:
+        if isinstance(content, Tensor):
+            self._reject_single_input(file)
+            return self._split_array(file, content)
+        return self._split_mapping(file, content)
+
+    def _split_mapping(
+        self, file: str, content: Mapping[str, Tensor] | list[Mapping[str, Tensor]]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """Return the samples in a mapping: one, or several along the first dimension; or those of a
+        list of mappings."""
+        samples = content if isinstance(content, list) else [content]
+        names = self._names or [*samples[0]]
+        for sample in samples:
+            if missing := [name for name in names if name not in sample]:
+                raise ConfigError(
+                    f"{file}: its mapping lacks {', '.join(missing)}; {MAPPING_ADVICE}",
+                    code="predict.wrong_type",
+                )
+        samples = [{name: sample[name] for name in names} for sample in samples]
+        if isinstance(content, list) or self.arrays == "sample":
+            return samples
+        if self.arrays == "auto":
+            raise ConfigError(
+                f"{file}: a mapping may be a sample or a batch; say which with --arrays sample or "
+                "--arrays batch of phasetrain predict",
+                code="predict.ambiguous",
+            )
+        columns = samples[0].values()
+        if len({len(column) if column.ndim else 0 for column in columns}) != 1:
+            raise ValueError("its tensors differ in their first dimension, the number of samples")
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def _split_array(self, file: str, values: Tensor) -> Sequence[Tensor]:
         """Return the samples of an array: one, or several along the first dimension."""
@@ -335,7 +393,8 @@ def _list_files(path: str) -> list[str]:
     return files
 
 
-def _read_array(file: str) -> Tensor:
+def _read_array(file: str) -> Any:
+    """Return a tensor, or from a `.pt` file also a mapping of tensors or a list of mappings."""
     content = Path(file).read_bytes()
     # Both without pickle, because a pickled object could execute code.
     if file.lower().endswith(".npy"):
@@ -347,11 +406,19 @@ def _read_array(file: str) -> Tensor:
             raise
         # torch's message recommends to load the file without this protection
         raise ValueError("it is not a file of torch.save with a tensor") from error
-    if not isinstance(array, Tensor):
-        raise ValueError(  # noqa: TRY004 - bad data
-            f"it contains {type(array).__name__}, expected a tensor"
+    samples = array if isinstance(array, list) else [array]
+    if not isinstance(array, Tensor) and not all(map(_is_mapping, samples or [None])):
+        raise ValueError(
+            f"it contains {type(array).__name__}, expected a tensor, a mapping of tensors, or a "
+            "list of such mappings"
         )
     return array
+
+
+def _is_mapping(sample: Any) -> bool:
+    if not isinstance(sample, Mapping) or not sample:
+        return False
+    return all(isinstance(value, Tensor) for value in sample.values())
 
 
 def _list_siblings(file: str) -> list[str]:

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import phasetrain
 from phasetrain.addons.deploy.pack.archive import read_archive
-from phasetrain.addons.deploy.predict.predict import PredictOptions, predict
+from phasetrain.addons.deploy.predict.predict import PredictOptions, format_csv, predict
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS, SmallCNN
@@ -290,6 +290,12 @@ def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
     expected = phasetrain.load(tmp_path / "run").predict(samples, transform=True)
     assert found.predict(samples).equal(expected)
     assert (expected.dtype, found.card["code"]) == (torch.int64, [])
+    torch.save(samples[0], tmp_path / "one.pt")
+    [row] = predict(str(tmp_path / "run"), [str(tmp_path / "one.pt")])
+    assert row.output == [token for token in expected[0].tolist() if token >= 0]
+    assert format_csv([row]).splitlines()[0] == "file,index,output"
+    with raises(ConfigError, code="config.misfit"):
+        phasetrain.run([*words, *splits, model, "RUN.engine=extract", f"RUN.dir={tmp_path}/run"])
 
 
 @pytest.mark.addon("text")
