@@ -27,6 +27,7 @@ def topic_help(topic: str) -> str:
     Raises:
         ConfigError: there is nothing of this name.
     """
+    topic = topic.replace(" ", "_")  # `help label smoothing`
     schema = default_schema()
     if topic in schema.sections:
         return _section_help(topic)

@@ -1,5 +1,6 @@
 """Warnings before the first step about mistakes that raise no error."""
 
+from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.loss_in_parts import check_loss_in_parts
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
@@ -8,7 +9,8 @@ from phasetrain.tasks import Task
 
 
 def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
-    """Warn of losses that depend on how a batch is computed, and of mirrored key points.
+    """Warn of losses that depend on how a batch is computed or that broadcast outputs against
+    targets, and of mirrored key points.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -17,5 +19,6 @@ def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
         task: its task, before the first step or in a rehearsal.
     """
     check_loss_in_parts(run_plan, task)
+    check_broadcast_loss(run_plan, task)
     check_ignored_targets(run_plan, task)
     check_mirrored_points(run_plan)

@@ -17,7 +17,8 @@ ALL_LINES = 20
 """Number of train phases that are printed in any case."""
 
 INTERVAL = 0.5
-"""Minimum seconds between two lines after these; the last train phase is printed too."""
+"""Minimum seconds between two lines after these; epochs with a test and the last train phase are
+printed too."""
 
 LONG_SECONDS = 30.0
 """Without a live view, a phase that took this many seconds is printed at once."""
@@ -79,7 +80,8 @@ class PhaseLines:
             self.end()
 
     def begin(self, phase: Phase) -> None:
-        """Print the pending phases before a train phase, unless phases end too fast to be read.
+        """Print the pending phases before a train phase, unless phases end too fast to be read and
+        there is no test among them.
 
         An epoch that a changed plan has divided where the run was resumed gets one line, the one of
         its end: the line of a piece without a test is not printed.
@@ -88,8 +90,9 @@ class PhaseLines:
         now = time.monotonic()
         self._begun += 1
         is_too_soon = self._begun > ALL_LINES and now - self._printed < INTERVAL
-        if is_too_soon or all(
-            piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces
+        if all(
+            piece.phase.is_train and (is_too_soon or piece.phase.epoch == phase.epoch)
+            for piece in pieces
         ):
             self._waiting = []
         else:
