@@ -32,7 +32,7 @@ def make_label(part: Any) -> str:
     if isinstance(part, str):
         return part.rpartition(".")[2].lower()
     named = part if isclass(part) or isinstance(part, FunctionType) else type(part)
-    return _WORD_START.sub("_", named.__name__).lower()
+    return _WORD_START.sub("_", named.__name__.strip("<>")).lower()  # without those of <lambda>
 
 
 def label_hooks(hooks: GivenHooks | None) -> dict[str, Hook]:

@@ -65,8 +65,9 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
             class or name of losses; `from_model` for a model that returns its own loss.
         optimizer: a class such as torch.optim.AdamW, an optimizer of the parameters of `model`, a
             function of parameters that returns one, or a name.
-        metrics: meters or torchmetrics metrics: one, a list, or a mapping from labels; each an
-            object, a class or a name. The mean loss is always measured.
+        metrics: meters, torchmetrics metrics or functions of all outputs and targets: one, a list,
+            or a mapping from labels; each an object, a class or a name. The mean loss is always
+            measured.
         epochs: passes over the training data.
         batch_size: samples per update, if `train` is not a DataLoader.
         hooks: hooks in addition to section HOOKS: a list, or a mapping from labels.

@@ -39,8 +39,8 @@ path."""
 _OF_DATASET = MappingProxyType(
     {
         "classes": ', or give the dataset a method `def facts(self): return {"classes": 10}`',
-        "target": "; a function of output and target is a loss, and a metric is a subclass of "
-        "phasetrain.meters.Meter, or a number logged by phasetrain.log",
+        "target": "; a loss or a metric is a function of `output, target` in this order, and a "
+        "metric also a phasetrain.meters.Meter, or a number logged by phasetrain.log",
     }
 )
 """Parameter -> what else gives it a value."""

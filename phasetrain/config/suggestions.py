@@ -13,6 +13,7 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "gradientaccumulationsteps": "OPTIMIZER.accumulate",
         "gradientclipval": "OPTIMIZER.clip_norm",
         "maxgradnorm": "OPTIMIZER.clip_norm",
+        "gradnorm": "HOOKS.gradient_norm",
         "maxepochs": "PHASES.epochs",
         "numepochs": "PHASES.epochs",
         "numtrainepochs": "PHASES.epochs",

@@ -25,8 +25,12 @@ def check_pair(loss: nn.Module, output: Any, target: Any) -> None:
         is_number = is_float or isinstance(loss, nn.PoissonNLLLoss)
         _check_regression(same_shape=same_shape, is_float=is_number)
     elif isinstance(loss, nn.BCEWithLogitsLoss | nn.BCELoss):
-        if same_shape and not is_float:
-            raise ValueError("the labels are integers; the loss takes float32, 0.0 or 1.0")
+        if not same_shape or not is_float:
+            raise ValueError(
+                "the loss takes a label for each output: float32 targets from 0.0 to 1.0 in the "
+                "shape of the outputs; for a class number per sample use LOSS.name=cross_entropy, "
+                "with an output for each class"
+            )
     elif isinstance(loss, nn.CrossEntropyLoss | CrossEntropy):
         _check_classification(output, same_shape=same_shape, is_float=is_float)
 

@@ -71,6 +71,12 @@ class Accuracy(ClassMeter):
             )
         if target.is_floating_point():
             raise ValueError(f"accuracy takes integer targets, not {target.dtype}")
+        if output.shape[1] == 1:
+            raise ValueError(
+                "accuracy takes a score for each class, and the outputs (N, 1) have one, so the "
+                "prediction is always class 0; for one score of a binary label use "
+                "multilabel_accuracy"
+            )
         if self.topk > output.shape[1]:
             raise ValueError(
                 f"accuracy: topk = {self.topk} is more than the {output.shape[1]} classes; lower "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from phasetrain.config.addons import list_bridges
+from phasetrain.config.addons import find_service, list_bridges
 from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
@@ -278,7 +278,10 @@ class MeterRegistry(Registry[Meter]):
             # A class of the user's may derive from one of a library that has an adapter.
             for library in list_bridges(self.kind):
                 self._load_bridge(library)
-        for adapter in self._adapters:
+        adapters = [*self._adapters]
+        if adapt := find_service("adapt_metric_function"):
+            adapters.append(adapt)
+        for adapter in adapters:
             factory = adapter(factory)
         return factory
 

@@ -87,6 +87,9 @@ class Supervised(Task):
         try:
             if not self._checked:
                 check_pair(self.loss, output, batch.target)
+        except ValueError as error:
+            raise ConfigError(self._unfit(output, batch.target, error)) from error
+        try:
             loss = self.loss(output, batch.target)
             if not self._checked:
                 if not isinstance(loss, Tensor) or loss.ndim != 0:

@@ -688,11 +688,12 @@ def test_missing_value_names_what_the_run_provides(tmp_path: Path) -> None:
     assert "train_samples" in str(caught.value)
 
 
-def accuracy(output: Tensor, target: Tensor) -> Tensor:
+def accuracy(target: Tensor, output: Tensor) -> Tensor:
+    """Has the arguments in the order of scikit-learn, not in the one of a metric."""
     return (output.argmax(1) == target).float().mean()
 
 
-def test_function_as_a_metric_is_rejected_with_a_meter_named(tmp_path: Path) -> None:
+def test_function_of_another_form_is_rejected_with_a_meter_named(tmp_path: Path) -> None:
     with raises(
         ConfigError, key="METERS.accuracy.target", code="config.missing_parameter"
     ) as caught:

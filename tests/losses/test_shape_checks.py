@@ -23,6 +23,7 @@ LABELS = torch.tensor([[0, 1, 1]] * 4)
         (nn.PoissonNLLLoss(), torch.zeros(4, 1), CLASSES, "shapes"),
         (nn.L1Loss(), torch.zeros(4), CLASSES, "float32"),
         (nn.BCEWithLogitsLoss(), SCORES, LABELS, "float32"),
+        (nn.BCELoss(), SCORES[:, :1], CLASSES, r"LOSS\.name=cross_entropy"),
         (nn.CrossEntropyLoss(), SCORES, LABELS, r"LOSS\.name=BCEWithLogitsLoss"),
         (CrossEntropy(), SCORES, LABELS, r"LOSS\.name=BCEWithLogitsLoss"),
         (CrossEntropy(), SCORES, CLASSES.float(), r"LOSS\.name=MSELoss"),

@@ -56,6 +56,7 @@ def test_large_counts_are_exact():
         (SCORES, CLASSES[:3], r"targets \(3,\)"),
         (SCORES, torch.zeros(4, 3), r"targets \(4, 3\)"),
         (SCORES, torch.zeros(4), "torch.float32"),
+        (SCORES[:, :1], CLASSES, "multilabel_accuracy"),
         (SCORES, None, "Tensor .*NoneType"),
     ],
 )

@@ -87,6 +87,11 @@ class TestMisfits:
         assert re.search(rf"^LOSS: {type(loss).__name__} .*\(4, 1\) float32 .*\(4,\)", found)
         task(nn.Linear(3, 1), loss).forward(batch(torch.ones(4, 1)))
 
+    @pytest.mark.parametrize("outputs", [1, 2])
+    def test_class_numbers_are_no_labels_of_binary_cross_entropy(self, outputs: int) -> None:
+        found = self.message(nn.Linear(3, outputs), nn.BCEWithLogitsLoss(), batch(CLASSES))
+        assert re.search(r"^LOSS: BCEWithLogitsLoss .*\(4,\) int64.*float32", found)
+
     def test_loss_that_is_no_scalar_is_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), batch(CLASSES))
         assert re.search(r"^LOSS: .*\(4,\) float32", found)

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 
 from phasetrain.addons.authoring.interfaces import explain_interface
+from phasetrain.addons.authoring.recipes import list_recipes
 from phasetrain.app.slots import list_slots
 from phasetrain.config.compose.folders import EXPERIMENT, list_options
 from phasetrain.config.parts import FACTS
@@ -17,7 +18,8 @@ from phasetrain.errors import ConfigError, did_you_mean, plain
 
 
 def topic_help(topic: str) -> str:
-    """Return the help on a section, a key, a group of keys, or a part; all that have the name.
+    """Return the help on a section, a key, a group of keys, or a part; all that have the name. If
+    there is none, return the recipes of the docs with these words.
 
     Args:
         topic: `OPTIMIZER`, `CHECKPOINT.best`, `OPTIMIZER.lr`, `lr`, `OPTIMIZER.momentum`, `cosine`,
@@ -27,6 +29,7 @@ def topic_help(topic: str) -> str:
     Raises:
         ConfigError: there is nothing of this name.
     """
+    topic = topic.replace(" ", "_")  # `help label smoothing`
     schema = default_schema()
     if topic in schema.sections:
         return _section_help(topic)
@@ -46,6 +49,8 @@ def topic_help(topic: str) -> str:
         return "\n\n".join(paragraphs)
     if key_here := ELSEWHERE.get(plain(topic)):
         return f"{topic}: here {key_here}\n\n{topic_help(key_here)}"
+    if recipes := list_recipes(topic):
+        return "\n".join(["in the docs", *recipes])
     parts = [name for slot in list_slots() for name in slot.registry]
     experiments = list_options(None)[EXPERIMENT]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts, *experiments]) or "."

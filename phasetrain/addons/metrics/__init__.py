@@ -23,4 +23,5 @@ def register(addon: AddOn) -> None:
             "regression": f"{PACKAGE}.regression",
         },
     )
+    addon.add_service("adapt_metric_function", f"{PACKAGE}.function_meter:adapt_metric_function")
     addon.add_service("compute_average_precision", f"{PACKAGE}.ranking:compute_average_precision")

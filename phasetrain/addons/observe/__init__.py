@@ -37,7 +37,7 @@ def register(addon: AddOn) -> None:
             **{name: f"{PROFILING}.{name}" for name in ("activations", "breakdown", "memory")},
             "profiler": f"{PROFILING}.profiler",
             "recheck": f"{PACKAGE}.recheck.recheck",
-            **{name: f"{PACKAGE}.{name}" for name in ("stragglers", "watchdog")},
+            **{name: f"{PACKAGE}.{name}" for name in ("gradient_norm", "stragglers", "watchdog")},
         },
     )
     addon.add_keys("HOOKS", f"{PACKAGE}.keys:HookKeys")

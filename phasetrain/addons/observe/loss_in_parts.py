@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
@@ -39,15 +41,11 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
         return
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
-    if not _is_unknown(loss):
+    if not is_undeclared(loss):
         return
-    loader = task.parts.loaders[phase.data]
     try:
-        batch = loader.read(loader.find_first_draw(phase))
-        task.begin(phase, fresh=False)
-        task.model, task.loss = task.parts.model, loss  # a wrapper would exchange gradients
-        with run_plan.machine.apply_settings(), preserve_state(task), torch.no_grad():
-            out = task.run_forward(batch, Position(phase.split, 0, phase.first, 0.0))
+        out = compute_first_batch(run_plan, task, phase, loss)
+        with run_plan.machine.apply_settings(), torch.no_grad():
             means = compare_means(deepcopy(loss).train(), out.output, out.target)
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
@@ -65,6 +63,23 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
         means[1],
         " and ".join(splits),
     )
+
+
+def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:
+    """Return the output of the first micro-batch of a train phase, without a graph.
+
+    Args:
+        run_plan: the run.
+        task: its task, which keeps its state; the global generators move.
+        phase: the phase.
+        loss: loss of the phase.
+    """
+    loader = task.parts.loaders[phase.data]
+    batch = loader.read(loader.find_first_draw(phase))
+    task.begin(phase, fresh=False)
+    task.model, task.loss = task.parts.model, loss  # a wrapper would exchange gradients
+    with run_plan.machine.apply_settings(), preserve_state(task), torch.no_grad():
+        return task.run_forward(batch, Position(phase.split, 0, phase.first, 0.0))
 
 
 def compare_means(
@@ -121,7 +136,7 @@ def _list_splits(run_plan: RunPlan) -> list[str]:
     return [text for text, is_set in splits.items() if is_set]
 
 
-def _is_unknown(loss: nn.Module) -> bool:
+def is_undeclared(loss: nn.Module) -> bool:
     """Return whether a loss has custom code, and none of it says whether it is coupled."""
     modules = list(loss.modules())
     return not any(isinstance(module, CoupledLoss) for module in modules) and any(

@@ -1,14 +1,17 @@
 """Warnings before the first step about mistakes that raise no error."""
 
+from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.loss_in_parts import check_loss_in_parts
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
+from phasetrain.addons.observe.unscheduled_steps import check_unscheduled_steps
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.tasks import Task
 
 
 def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
-    """Warn of losses that depend on how a batch is computed, and of mirrored key points.
+    """Warn of losses that depend on how a batch is computed or that broadcast outputs against
+    targets, of mirrored key points, and of train steps that apply no schedule.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -17,5 +20,7 @@ def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
         task: its task, before the first step or in a rehearsal.
     """
     check_loss_in_parts(run_plan, task)
+    check_broadcast_loss(run_plan, task)
     check_ignored_targets(run_plan, task)
     check_mirrored_points(run_plan)
+    check_unscheduled_steps(run_plan, task)

@@ -421,6 +421,9 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
         try:
             metrics = task.measure(phase)
         except (ArithmeticError, IndexError, RuntimeError, ValueError) as error:
+            # More batches can complete the classes of a batch, but not correct a label.
+            if isinstance(error, ConfigError) and error.code == "data.label_outside_classes":
+                raise
             log.warning(
                 "rehearsal of %s: the metrics of a single batch cannot be computed: %s",
                 step_kind.name,

@@ -63,6 +63,7 @@ class PhaseLines:
         self._waiting: list[CompletedPhase] = []
         self._columns: tuple[str, ...] | None = None
         self._begun = 0
+        self._had_test = False
         self._printed = 0.0
 
     def add(self, phase: Phase, metrics: Mapping[str, float], seconds: float) -> None:
@@ -79,7 +80,8 @@ class PhaseLines:
             self.end()
 
     def begin(self, phase: Phase) -> None:
-        """Print the pending phases before a train phase, unless phases end too fast to be read.
+        """Print the pending phases before a train phase, unless phases end too fast to be read. A
+        test after epochs without one is always printed.
 
         An epoch that a changed plan has divided where the run was resumed gets one line, the one of
         its end: the line of a piece without a test is not printed.
@@ -88,7 +90,10 @@ class PhaseLines:
         now = time.monotonic()
         self._begun += 1
         is_too_soon = self._begun > ALL_LINES and now - self._printed < INTERVAL
-        if is_too_soon or all(
+        has_test = any(not piece.phase.is_train for piece in pieces)
+        is_left_out = is_too_soon and (self._had_test or not has_test)
+        self._had_test = has_test
+        if is_left_out or all(
             piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces
         ):
             self._waiting = []

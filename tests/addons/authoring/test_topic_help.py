@@ -61,6 +61,11 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ("LOSS.losses.soft_targets", "loss for LOSS.losses.*.name", "  soft_targets("),
         ("dropout", "MODEL.dropout of", "small_cnn"),
         ("scheduler", "scheduler: here OPTIMIZER.SCHEDULES", "  OPTIMIZER.SCHEDULES = {}"),
+        ("early stopping", "hook for HOOKS.*.name", "  early_stopping("),
+        ("gradient norm", "hook for HOOKS.*.name", "  gradient_norm("),
+        ("grad_norm", "grad_norm: here HOOKS.gradient_norm", "  gradient_norm("),
+        ("gradient clipping", "in the docs", "  Clip gradients: docs/cookbook/training.md"),
+        ("unfreeze", "in the docs", "  Fine-tune a new head, then everything: docs/cookbook"),
         ("lora", "adapter for MODEL.adapters.name", "  lora(rank=8, alpha=16.0, "),
     ],
 )

@@ -38,6 +38,11 @@ class Spoilt(nn.CrossEntropyLoss):
     def forward(self, output, target):
         return super().forward(output, target) * float("nan")
 
+@LOSSES.register("any_label")
+class AnyLabel(nn.Module):
+    def forward(self, output, target):
+        return output.square().mean()
+
 @MODELS.register("counting")
 class Counting(nn.Module):
     made = 0
@@ -230,6 +235,10 @@ class AtFirst(Hook):
                 "CHECKPOINT.best.monitor=test/late_fond",
             ),
             ["test/late_fond", "did you mean 'test/late_found'"],
+        ),
+        (
+            (*COUNTING, "MODEL.classes=5", "LOSS=null", "LOSS.name=any_label"),
+            ["METERS.accuracy: ", "are outside the classes", "rehearsal of train, before"],
         ),
         (
             ("RUN.imports=[parts_of_a_rehearsal]", "LOSS=null", "LOSS.name=spoilt_at_once"),

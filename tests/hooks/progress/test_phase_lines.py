@@ -51,14 +51,19 @@ def test_a_table_where_there_is_room() -> None:
     ]
 
 
-@pytest.mark.parametrize(("epochs", "lines_of_text"), [(12, 12), (60, 20)])
-def test_epochs_that_end_too_fast_to_be_read_are_left_out(epochs: int, lines_of_text: int) -> None:
+@pytest.mark.parametrize(
+    ("epochs", "test_every", "lines_of_text"), [(12, 1, 12), (60, 1, 20), (60, 61, 20), (60, 7, 26)]
+)
+def test_epochs_that_end_too_fast_to_be_read_are_left_out(
+    epochs: int, test_every: int, lines_of_text: int
+) -> None:
     found, stream, _ = lines(None)
     found.epochs = epochs
     for epoch in range(epochs):
         found.begin(phase("train", epoch))
         found.add(phase("train", epoch), {"loss": 1.0}, 0.0)
-        found.add(phase("test", epoch), {"loss": 1.0}, 0.0)
+        if (epoch + 1) % test_every == 0:
+            found.add(phase("test", epoch), {"loss": 1.0}, 0.0)
     found.end()
     rows = stream.getvalue().splitlines()
     assert len(rows) == lines_of_text

@@ -1,0 +1,158 @@
+"""Recipes of the docs, found by words of the question."""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
+    {
+        "docs/cookbook/data.md": (
+            ("Train on arrays in memory", "numpy tensor fit TensorDataset"),
+            ("Train on files in S3 or on a web server", "remote url bucket"),
+            ("Read a CSV file", "pandas table dataframe dataset custom"),
+            ("Read a folder of arrays", "npy numpy files dataset custom"),
+            ("Read a folder of images", "jpg png ImageFolder dataset"),
+            ("Hold out a validation set", "split"),
+            ("Cross-validate", "cross validation folds kfold"),
+            (
+                "Test on several datasets",
+                "multiple test sets splits validation different metrics evaluate",
+            ),
+            ("Draw rare classes more often", "imbalanced oversample weighted sampler"),
+            ("Weight classes in the loss", "class weights imbalanced"),
+            ("Train with several labels per sample", "multilabel multi label"),
+            ("Train a regression", "mse"),
+            ("Segment images", ""),
+            ("Augment with my own function", "custom augmentation transform random"),
+            ("Use mixup or CutMix", ""),
+            ("Batch sequences of different lengths", "variable length padding pad custom collate"),
+            ("Tag tokens", ""),
+            ("Find key points", ""),
+            ("Train on a stream without a length", "iterable IterableDataset streaming"),
+            (
+                "Mix datasets in proportions",
+                "several multiple datasets ratios mixture concat concatenate combine",
+            ),
+            ("Train with few labels", ""),
+            ("Train on part of the data", "subset fraction"),
+            ("Survive unreadable samples", "corrupt bad"),
+            ("Find out whether loading is the bottleneck", "slow dataloader workers"),
+        ),
+        "docs/cookbook/runs.md": (
+            ("Train longer", "more epochs continue extend"),
+            ("Resume with another learning rate", "change hyperparameters continue manual"),
+            (
+                "Start a new run from the weights of another one",
+                "pretrained initialize warm checkpoint load",
+            ),
+            ("Start over", "restart overwrite"),
+            ("Keep and use the best checkpoint", "save load"),
+            ("Test a trained model on other data", "evaluate evaluation"),
+            ("Predict new files", "inference"),
+            (
+                "Predict arrays in a web service",
+                "inference server serve deploy api flask fastapi numpy",
+            ),
+            ("Hand a model over", "pack share"),
+            ("Save the predictions for the test set", "extract outputs"),
+            ("Get a confusion matrix", ""),
+            ("Add a metric from a function", "custom auc bleu sklearn whole test set"),
+            ("Add a metric", "custom meter"),
+            ("Read the metrics in Python", "pandas dataframe history results"),
+            ("Export to ONNX or safetensors", "torchscript jit"),
+            ("Load the model without phasetrain", "torch.export"),
+            ("Log to TensorBoard or Weights & Biases", "wandb tracker mlflow logger"),
+            ("Log a number from my own code", "custom scalar log loss"),
+            ("Compare learning rates over several seeds", ""),
+            ("Compare two runs", ""),
+            ("Reproduce an old run", ""),
+            ("Debug a NaN", "inf nonfinite"),
+            ("Debug an error in my code", "traceback breakpoint pdb"),
+            ("Submit to SLURM, and survive the time limit", ""),
+            ("Change the number of GPUs on the way", ""),
+            ("See where the time of a step goes", "profile profiler speed"),
+            ("Save disk space", "checkpoints"),
+            ("Watch many runs", ""),
+        ),
+        "docs/cookbook/training.md": (
+            ("Combine two losses with weights", "several multiple auxiliary"),
+            ("A loss weight that changes over the training", "anneal schedule"),
+            ("Use two optimizers", "several multiple"),
+            ("Train hidden matrices with Muon", ""),
+            (
+                "Give parts of the model different learning rates",
+                "parameter groups layer lr discriminative no weight decay",
+            ),
+            ("Accumulate gradients", "gradient accumulation"),
+            (
+                "Change the learning rate at an epoch",
+                "lr schedule custom function milestones step manual hand",
+            ),
+            ("Clip gradients", "gradient clipping norm group"),
+            ("Train in mixed precision", "amp bf16 fp16"),
+            ("Warm up, then decay with a cosine", ""),
+            ("Average the weights (EMA)", ""),
+            ("Stop early", "early stopping patience custom metric"),
+            (
+                "Fine-tune a new head, then everything",
+                "finetune transfer freeze unfreeze frozen layers pretrained",
+            ),
+            ("Fine-tune with LoRA", "adapters peft finetune"),
+            ("Initialize weights with a function", "init initialization kaiming xavier"),
+            ("Load weights with other names", "rename prefix state_dict pretrained"),
+            ("Use a model of timm, torchvision or transformers", "pretrained huggingface"),
+            ("Feed a transformer with a dictionary", ""),
+            ("Let the model compute its own loss", "vae autoencoder"),
+            ("Train a GAN", "two models alternate alternating adversarial several custom step"),
+            ("Change settings in the middle of the training", "stages curriculum"),
+            ("Check that the model can overfit one batch", ""),
+            ("Find a learning rate and a batch size", ""),
+            ("Train on several GPUs", "multi gpu ddp distributed multiple"),
+            ("Train for a fixed time", ""),
+            ("Generate text from a trained language model", ""),
+            ("Fit a larger model into memory", "out of memory oom checkpointing"),
+        ),
+        "docs/data.md": (
+            ("Custom samplers", "own sampler order"),
+            ("Collation", "custom collate collate_fn padding"),
+            ("Custom datasets and transforms", "own dataset"),
+        ),
+        "docs/meters.md": (("Metrics of a split", "several test sets different metrics"),),
+        "docs/phases.md": (
+            ("The plan", "test validate evaluate every n epochs test_every interval"),
+        ),
+        "docs/task.md": (
+            ("Several backward passes", "custom train step two backward passes"),
+            ("Custom training loops", "own loop"),
+        ),
+        "docs/hooks.md": (("Custom hooks", "callback callbacks"),),
+        "docs/loss.md": (("Custom losses", "own loss label smoothing"),),
+        "docs/several-models.md": (
+            ("Several models in one task", "two models alternately multiple"),
+        ),
+    }
+)
+"""Page of the docs -> headings of recipes, each with further words that people search for."""
+
+SHARED = 4
+"""Letters at the beginning that words of a question and of a recipe share."""
+
+
+def list_recipes(question: str) -> list[str]:
+    """Return a line for each recipe whose heading or search words contain all words of a question.
+
+    A single word has to occur as it is; of several, each has to begin like one of the recipe.
+    """
+    asked = _split(question)
+    share = None if len(asked) == 1 else SHARED
+    lines = []
+    for page, recipes in RECIPES.items():
+        for heading, words in recipes:
+            known = {word[:share] for word in _split(f"{heading} {words}")}
+            if {word[:share] for word in asked} <= known:
+                lines.append(f"  {heading}: {page}")
+    return lines
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower())

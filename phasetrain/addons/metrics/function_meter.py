@@ -1,0 +1,96 @@
+"""A function of outputs and targets as a metric of the whole phase."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from phasetrain.config.registry import Factory, parameters
+from phasetrain.engine.batch import StepOutput
+from phasetrain.meters.base import Better, Meter
+
+
+class FunctionMeter(Meter):
+    """Value of a function of the outputs and targets of all samples of a phase.
+
+    All of them are kept, also in checkpoints. With several ranks, their order differs from the one
+    of a single process.
+
+    Args:
+        function: takes outputs and targets `(samples, ...)` on the CPU, and returns a number, or
+            several by name.
+        params: its remaining parameters.
+        better: whether larger or smaller values are better; None: the name of the metric says it.
+    """
+
+    outputs: Tensor
+    targets: Tensor
+
+    def __init__(
+        self, function: Callable[..., Any], params: Mapping[str, Any], better: Better | None
+    ) -> None:
+        super().__init__()
+        self._function = function
+        self._params = dict(params)
+        self._better = better
+        self.add_rows("outputs")
+        self.add_rows("targets")
+
+    def update(self, out: StepOutput) -> None:
+        """Append the outputs and targets of one step.
+
+        Raises:
+            ValueError: they are not tensors.
+        """
+        for name, rows in (("outputs", out.output), ("targets", out.target)):
+            if not isinstance(rows, Tensor):
+                raise ValueError(  # noqa: TRY004 - the user chose a metric that does not fit
+                    f"the metric takes tensors, and the {name} are {type(rows).__name__}; select "
+                    f"an entry with the key `{name.removesuffix('s')}` of the metric"
+                )
+            held = self.get_buffer(name)
+            if not len(held):
+                is_16_bit = rows.dtype in (torch.float16, torch.bfloat16)
+                self._buffers[name] = held.to(torch.float32 if is_16_bit else rows.dtype)
+            self.append_rows(name, rows, out.mask)
+
+    def compute(self) -> float | dict[str, float]:
+        """Return the value of the function, or several by name."""
+        value = self._function(self.outputs.cpu(), self.targets.cpu(), **self._params)
+        if isinstance(value, Mapping):
+            return {str(name): float(number) for name, number in value.items()}
+        return float(value)
+
+    def direction(self, metric: str = "") -> Better | None:
+        """Return which values of the metrics are better."""
+        return self._better
+
+    def load_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Replace buffers by name, with their types."""
+        for name, value in values.items():
+            self._buffers[name] = self.get_buffer(name).to(value.dtype)
+        super().load_buffers(values)
+
+
+def adapt_metric_function(found: Factory[Any]) -> Factory[Any]:
+    """Return a factory of meters for a function whose second parameter is `target`, with its other
+    parameters and `better`; anything else unchanged."""
+    takes = list(parameters(found).values())
+    if isinstance(found, type) or [parameter.name for parameter in takes[1:2]] != ["target"]:
+        return found
+
+    def build(*, better: Better | None = None, **params: Any) -> FunctionMeter:
+        return FunctionMeter(found, params, better)
+
+    optional = inspect.Parameter.KEYWORD_ONLY
+    own = [parameter.replace(kind=optional) for parameter in takes[2:]]
+    direction = inspect.Parameter("better", optional, default=None, annotation=Better | None)
+    made: Factory[Any] = functools.update_wrapper(
+        build, found, assigned=("__module__", "__qualname__", "__doc__"), updated=()
+    )
+    # The registry reads signature and annotations to check and document parameters.
+    vars(made)["__signature__"] = inspect.Signature([*own, direction])
+    return made

@@ -1,0 +1,58 @@
+"""A check for custom train steps that never apply the schedules."""
+
+import logging
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+
+from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.proof.held import is_custom
+from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
+
+
+def check_unscheduled_steps(run_plan: RunPlan, task: Task) -> None:
+    """Warn if a custom `train_step` calls `begin_update` nowhere, and the config has a schedule,
+    stages or weights that are frozen at first.
+
+    Args:
+        run_plan: the run.
+        task: its task.
+    """
+    config = run_plan.setup.config
+    keys = {
+        "OPTIMIZER.SCHEDULES": config.OPTIMIZER.SCHEDULES,
+        "PHASES.stages": config.PHASES.stages,
+        "MODEL.freeze_updates": config.MODEL.freeze_updates,
+    }
+    given = [key for key, value in keys.items() if value]
+    if run_plan.plan.first_training is None or not given or begins_updates(type(task)):
+        return
+    log.warning(
+        "TASK.name: train_step of %s does not call self.begin_update(at), so %s has no effect "
+        "within an epoch; call it first, in each step",
+        type(task).__name__,
+        " and ".join(given),
+    )
+
+
+def begins_updates(task_class: type[Task]) -> bool:
+    """Return whether a task has the train step of this package, or code of its own that calls
+    `begin_update`, or the train step of its base class."""
+    if not is_custom(task_class.train_step):
+        return True
+    names = set[str]()
+    for base in filter(is_custom, task_class.__mro__):
+        for value in vars(base).values():
+            if isinstance(value, FunctionType):
+                for code in _list_codes(value.__code__):
+                    names.update(code.co_names)
+    return bool(names & {"begin_update", "train_step"})
+
+
+def _list_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function and of the functions in it."""
+    yield code
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _list_codes(value)
