@@ -7,6 +7,8 @@ executes no operation of torch, starts no thread, draws no random number and imp
 user, so that a child has nothing but imports that a new process has not.
 """
 
+import atexit
+import ctypes
 import gc
 import importlib
 import io
@@ -23,9 +25,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import torch
 
 from phasetrain.errors import is_user_file
 from phasetrain.runtime.child_processes import stop_with_parent
@@ -194,29 +193,79 @@ def find_refusal() -> str:
         return "an imported library has started threads"
     if multiprocessing.active_children():
         return "an imported library has started processes"
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "an imported library has started CUDA"
     for file in _list_files():
         if is_user_file(file):
             return f"{file} is imported at the start of Python, or instead of a library"
     return ""
 
 
-def run_order(order: Order) -> None:
-    """Make this child what a new process would be, and run the module."""
+class Ending:
+    """Ends a child without what Python does last: it would free all objects of the parent one by
+    one, and the kernel would copy each page of them before.
+
+    It is made before the libraries are imported, so that it comes after all that they have
+    registered for the exit.
+
+    Attributes:
+        code: the exit code; None: as Python ends.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """End this process if its exit code is known."""
+        if self.code is None:
+            return
+        # Objects of the parent are frozen, and not among these.
+        files = [value for value in gc.get_objects() if issubclass(type(value), io.IOBase)]
+        for file in sorted(files, key=_rank_file):
+            with suppress(Exception):  # Python ignores errors at this point as well
+                file.close()
+        ctypes.CDLL(None).fflush(None)
+        os._exit(self.code & 0xFF)
+
+
+def _rank_file(file: io.IOBase) -> int:
+    """Return when a file is closed: a text before its buffer, and a compressed file before the file
+    that it is written to."""
+    if isinstance(file, io.TextIOBase):
+        return 0
+    if isinstance(file, io.BufferedWriter | io.BufferedRandom):
+        return 2
+    return 1 if isinstance(file, io.BufferedIOBase) else 3
+
+
+def run_order(order: Order, ending: Ending, environment: Mapping[str, str]) -> None:
+    """Make this child what a new process would be, and run the module.
+
+    Args:
+        order: the run.
+        ending: ends this process.
+        environment: as it was before the imports, which set variables.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
     for number, descriptor in enumerate(order.streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     _open_streams()
-    # Python seeds its generator after a fork, NumPy does not.
-    np.random.seed()
+    # Python seeds its generator anew after a fork; these have a random seed from their import.
+    importlib.import_module("numpy").random.seed()
+    importlib.import_module("torch").default_generator.seed()
     # The parent has looked for libraries in the working folder, before the user's last change.
     importlib.invalidate_caches()
     sys.argv = [*order.words]
     sys.orig_argv = [sys.executable, "-m", *order.words]
     # No signal was lost: the kernel keeps those that were sent since the fork.
     signal.pthread_sigmask(signal.SIG_SETMASK, order.mask)
-    runpy.run_module(order.words[0], run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(order.words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        if isinstance(error.code, int):
+            ending.code = error.code
+        raise
 
 
 def _open_streams() -> None:
@@ -224,16 +273,20 @@ def _open_streams() -> None:
     depends on the files, which are others now."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         former = getattr(sys, name)
-        is_raw = bool(number) and former.write_through
-        buffer = open(  # noqa: SIM115 - until the process ends
-            number, "wb" if number else "rb", buffering=0 if is_raw else -1, closefd=False
+        is_raw = former.write_through  # -u, or PYTHONUNBUFFERED
+        buffer: Any = open(  # noqa: SIM115 - until the process ends
+            number,
+            "wb" if number else "rb",
+            buffering=0 if number and is_raw else -1,
+            closefd=False,
         )
+        getattr(buffer, "raw", buffer).name = f"<{name}>"
         stream: Any = io.TextIOWrapper(
             buffer,
             encoding=former.encoding,
             errors=former.errors,
             newline="\n",
-            line_buffering=name == "stderr" or buffer.isatty(),
+            line_buffering=not is_raw and (name == "stderr" or buffer.isatty()),
             write_through=is_raw,
         )
         stream.mode = former.mode
@@ -249,6 +302,8 @@ def main(words: Sequence[str]) -> None:
     # Another process may have its id by now.
     if os.getppid() != client:
         return
+    ending = Ending()
+    environment = dict(os.environ)
     for name in IMPORTED:
         with suppress(ModuleNotFoundError):
             importlib.import_module(name)
@@ -262,7 +317,7 @@ def main(words: Sequence[str]) -> None:
     order = Forker(connection, watched).serve()
     if order is None:
         os._exit(0)
-    run_order(order)
+    run_order(order, ending, environment)
 
 
 def _refuse(connection: socket.socket, refusal: str) -> None:
