@@ -126,13 +126,17 @@ class Forker:
         if self._is_open:
             *streams, answers = descriptors
             parent = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                self._leave(parent, answers)
-                return Order(**json.loads(message), streams=streams)
-            self._children[os.pidfd_open(pid)] = pid, answers
-            _send(answers, {"pid": pid})
-            descriptors = streams
+            try:
+                pid = os.fork()
+            except OSError:  # no memory for another process; the other runs go on
+                self._is_open = False
+            else:
+                if pid == 0:
+                    self._leave(parent, answers)
+                    return Order(**json.loads(message), streams=streams)
+                self._children[os.pidfd_open(pid)] = pid, answers
+                _send(answers, {"pid": pid})
+                descriptors = streams
         for descriptor in descriptors:
             os.close(descriptor)
         return None
@@ -221,7 +225,7 @@ class Ending:
         # Objects of the parent are frozen, and not among these.
         files = [value for value in gc.get_objects() if issubclass(type(value), io.IOBase)]
         for file in sorted(files, key=_rank_file):
-            with suppress(Exception):  # Python ignores errors at this point as well
+            with suppress(OSError, ValueError):  # Python ignores errors at this point as well
                 file.close()
         ctypes.CDLL(None).fflush(None)
         os._exit(self.code & 0xFF)
@@ -272,7 +276,7 @@ def _open_streams() -> None:
     """Make sys.stdin, sys.stdout and sys.stderr as Python does at its start: how they are buffered
     depends on the files, which are others now."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        former = getattr(sys, name)
+        former = vars(sys)[name]
         is_raw = former.write_through  # -u, or PYTHONUNBUFFERED
         buffer: Any = open(  # noqa: SIM115 - until the process ends
             number,
@@ -290,8 +294,7 @@ def _open_streams() -> None:
             write_through=is_raw,
         )
         stream.mode = former.mode
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
+        vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def main(words: Sequence[str]) -> None:
