@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from harness import SMALL
 
+from phasetrain.addons.experiments.sweep import sweep
+from phasetrain.addons.experiments.sweep.jobs import read_job_records
 from phasetrain.addons.experiments.warm import start
 from phasetrain.addons.experiments.warm.start import SWITCH, Process, WarmProcess, start_process
 from phasetrain.runs.view import read_status
@@ -87,6 +89,10 @@ elif what == "end":
     print("left open", file=packed)
     threading.Timer(0.1, print, ["thread"]).start()
     raise RuntimeError("no such part")
+elif what == "change":
+    path = Path(__file__)
+    path.write_text(path.read_text().replace("VALUE = 1", "VALUE = 2"))
+    os._exit(3)
 elif what == "wait":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(5))
     Path("waits").touch()
@@ -189,13 +195,17 @@ def test_crash_of_a_run_harms_no_other(folder: Path, name: str, code: int) -> No
     assert is_warm(facts)
 
 
-def test_next_run_sees_a_file_that_has_changed(folder: Path) -> None:
-    _, before = run_part(folder, "leave-before")
-    (folder / "part.py").write_text(PART.replace("VALUE = 1", "VALUE = 2"))
-    _, after = run_part(folder, "leave-after")
+def test_next_run_of_a_sweep_sees_a_file_that_has_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    words = [*SMALL, "RUN.imports=[part]", "RUN.name=change-a,leave-b", "hydra.sweep.dir=sweep"]
+    assert sweep(words, check=lambda overrides: None) == 1
     (folder / "part.py").write_text(PART)
-    assert [facts["drawn"]["value"] for facts in (before, after)] == [1, 2]
-    assert before["drawn"]["parent"] == after["drawn"]["parent"]
+    runs = [read_facts(folder, name)["drawn"] for name in ("change-a", "leave-b")]
+    assert [run["value"] for run in runs] == [1, 2]
+    assert runs[0]["parent"] == runs[1]["parent"] != os.getpid()
+    assert {record.exit_code for record in read_job_records("sweep")} == {3}
 
 
 def test_libraries_are_imported_with_the_environment_of_the_run(folder: Path) -> None:
@@ -260,7 +270,10 @@ def test_killed_command_leaves_no_process(
     wait_for(folder / "waits")
     (folder / "waits").unlink()
     assert len(list_session(client.pid)) == 3
-    client.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(client.pid, number)  # as a terminal does
+    else:
+        client.send_signal(number)
     client.wait()
     wait_until(lambda: not list_session(client.pid))
 
