@@ -156,6 +156,7 @@ class WarmParent:
             connection.close()
             if self._connection is connection:
                 self._connection = None
+            self._processes = [process for process in self._processes if process.poll() is None]
 
     def _connect(self) -> socket.socket:
         """Return the connection to the parent, which is started if there is none."""
