@@ -3,12 +3,12 @@ codes, and the environment of ranks."""
 
 import ctypes
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Protocol
 
 from phasetrain.runtime.signals import is_in_foreground, stop_signals
 
@@ -17,6 +17,13 @@ COMMAND = (sys.executable, "-m", "phasetrain")
 
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal to receive when the parent dies."""
+
+
+class SignalReceiver(Protocol):
+    """A process to which signals are passed on, such as a `subprocess.Popen`."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal."""
 
 
 def stop_with_parent() -> None:
@@ -37,7 +44,7 @@ def convert_exit_code(code: int) -> int:
     return code
 
 
-def send_signal(processes: Sequence["subprocess.Popen[bytes]"], number: int) -> None:
+def send_signal(processes: Sequence[SignalReceiver], number: int) -> None:
     """Send a signal to the processes that have not ended."""
     for process in processes:
         # It may end between Popen's look at it and the signal.
@@ -69,7 +76,7 @@ def handle_signals(
 
 @contextmanager
 def forward_signals(
-    processes: Sequence["subprocess.Popen[bytes]"],
+    processes: Sequence[SignalReceiver],
     further: Sequence[signal.Signals] = (),
     *,
     is_apart: bool = False,

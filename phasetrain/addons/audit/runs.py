@@ -120,6 +120,8 @@ class Runner:
         )
         environment[FOLDER] = str(records)
         environment[OPTIONS] = json.dumps(dict(options))
+        # The probe watches new processes, and no forks of one.
+        environment["PHASETRAIN_WARM_START"] = "0"
         # As a terminal would not: output of a killed process would be lost in its buffer.
         environment.setdefault("PYTHONUNBUFFERED", "1")
         if self.names_folder:  # it runs in the user's folder, where nothing is left

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from phasetrain.addons.experiments.warm.start import start_process
 from phasetrain.errors import PhasetrainError
 from phasetrain.runtime.child_processes import convert_exit_code, forward_signals
 
@@ -62,13 +63,14 @@ def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> 
     if place.search_path:
         environment["PYTHONPATH"] = os.pathsep.join(place.search_path)
     with output.open("ab") as file:
-        process = subprocess.Popen(
+        process = start_process(
             [sys.executable, "-m", *words],
+            environment,
             cwd=place.path,
-            env=environment,
             stdin=subprocess.DEVNULL,  # a `breakpoint()` in a run must not wait for the terminal
-            stdout=file,
-            stderr=file,
+            output=file,
+            # Bits that depend on the seed of Python's hashes must not look identical.
+            group=str(output.parent),
         )
         with forward_signals([process]) as received:
             code = process.wait()

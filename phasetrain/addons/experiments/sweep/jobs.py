@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from phasetrain.addons.experiments.sweep.override_text import (
     split_words,
     strip_prefixes,
 )
+from phasetrain.addons.experiments.warm.start import start_process
 from phasetrain.config.compose.override_text import quote_value
 from phasetrain.errors import FolderInUseError
 from phasetrain.runs.owner import Owner, find_owner, process_start
@@ -279,7 +279,7 @@ class Job:
         with _open_output(log) as output, handle_signals(self._forward_signal):
             # A process per run: an exhausted memory or a crash in C costs one run, and each one has
             # fresh random states, threads and CUDA contexts, as if it were started alone.
-            process = subprocess.Popen(words, stdout=output, stderr=output, env=environment)
+            process = start_process(words, environment, output=output)
             record = replace(record, pid=process.pid, host=socket.gethostname())
             record.write(self.folder)
             # A signal between the last look and the record was not forwarded to this process.
