@@ -7,27 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from traceback import format_exception
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
-from phasetrain.app.stored.stored_config import StoredConfig
-from phasetrain.app.train.train import Loop, train
 from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
 from phasetrain.config.sections import DistributedSection
 from phasetrain.config.trust import trust_only
-from phasetrain.distributed import World, find_placement, join_process_group
-from phasetrain.engine.loop import PhaseEngine
+from phasetrain.distributed.placement import find_placement
 from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
-from phasetrain.hooks import Hook
 from phasetrain.runs.records import shorten_error
 from phasetrain.runs.view import read_status
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import reject_exit
 from phasetrain.runtime.terminal import Terminal
 
-__all__ = ["Extras", "Loop", "OnException", "print_log", "run_engine"]
+if TYPE_CHECKING:
+    from phasetrain.app.stored.stored_config import StoredConfig
+    from phasetrain.app.train.training import Loop
+    from phasetrain.distributed import World
+    from phasetrain.hooks import Hook
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +68,12 @@ class Extras:
 
     Attributes:
         hooks: label -> hook, in addition to the hooks in section HOOKS.
-        loop: runs the engine of a training.
+        loop: runs the engine of a training; None for `engine.run()`.
         clock: measures this attempt.
     """
 
-    hooks: Mapping[str, Hook]
-    loop: Loop
+    hooks: "Mapping[str, Hook]"
+    loop: "Loop | None"
     clock: Clock
 
 
@@ -81,11 +81,11 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     overrides: Sequence[str] = (),
     *,
     config_dir: str | None = None,
-    hooks: Mapping[str, Hook] | None = None,
-    loop: Loop = PhaseEngine.run,
+    hooks: "Mapping[str, Hook] | None" = None,
+    loop: "Loop | None" = None,
     terminal: Terminal | None = None,
     clock: Clock | None = None,
-    stored: StoredConfig | None = None,
+    stored: "StoredConfig | None" = None,
     on_exception: OnException = "raise",
     from_python: bool = False,
     warnings: Sequence[str] = (),
@@ -162,6 +162,8 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
             )
         result: RunResult = run(setup, extras)
         return result
+    from phasetrain.distributed import join_process_group
+
     section = setup.config.DISTRIBUTED
     # torchrun with one process still expects a process group, because hooks and user code of a
     # multi-process run may call torch.distributed directly
@@ -179,7 +181,7 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
     return finished
 
 
-def _check_collectives(world: World, section: DistributedSection) -> AbstractContextManager[None]:
+def _check_collectives(world: "World", section: DistributedSection) -> AbstractContextManager[None]:
     """Return the context in which the collective calls of all ranks are compared, if
     DISTRIBUTED.debug is set."""
     if world.is_single_process or not section.debug:
@@ -203,10 +205,13 @@ def _failed_result(setup: Setup, error: Exception) -> RunResult:
 
 def run_train(setup: Setup, extras: Extras) -> RunResult:
     """Train, with tests in between (RUN.engine=train)."""
+    from phasetrain.app.train.train import train
+    from phasetrain.engine.loop import PhaseEngine
+
     prepare = find_service("prepare_training")
     if prepare is not None:
         setup.world.run_on_main(lambda: prepare(setup))
-    return train(setup, extras.hooks, extras.loop, extras.clock)
+    return train(setup, extras.hooks, extras.loop or PhaseEngine.run, extras.clock)
 
 
 def run_test(setup: Setup, extras: Extras) -> RunResult:

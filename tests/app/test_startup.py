@@ -20,6 +20,9 @@ with open("modules.json", "w") as file:
 """
 
 
+CALL = "from phasetrain.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
 def list_modules(folder: Path, *lines: str) -> list[str]:
     """Return the modules that a process has loaded after some commands."""
     words = json.dumps([line.split() for line in lines])
@@ -28,6 +31,24 @@ def list_modules(folder: Path, *lines: str) -> list[str]:
     )
     modules: list[str] = json.loads((folder / "modules.json").read_text())
     return modules
+
+
+@pytest.mark.addon("authoring")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train OPTIMIZER.momentun=0.5", "did you mean OPTIMIZER.momentum?"),
+        ("plan MODLE.name=mlp", "did you mean MODEL.name?"),
+        ("PHASES.epochs=many DATA.TRAIN.batchsize=3", "did you mean DATA.TRAIN.batch_size?"),
+    ],
+)
+def test_mistake_in_a_config_is_reported_without_torch(
+    tmp_path: Path, words: str, message: str
+) -> None:
+    program = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; " + CALL
+    command = [sys.executable, "-c", program, *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
