@@ -163,7 +163,7 @@ class _Foreign(type):
 def _find_imported(module: str, name: str) -> Any:
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names:
-        return getattr(import_module(module), name)
+        return vars(import_module(module))[name]
     if root == PACKAGE:
         return _read_module(module)[name]
     return _make_class(name, module)

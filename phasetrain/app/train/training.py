@@ -45,11 +45,7 @@ from phasetrain.app.train.run_documents import (
     update_page,
     write_documents,
 )
-from phasetrain.app.train.summary import (
-    final_lines,
-    first_lines,
-    stopped_lines,
-)
+from phasetrain.app.train.summary import final_lines, first_lines, stopped_lines
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.config.addons import find_service, require_service
