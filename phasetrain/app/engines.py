@@ -1,11 +1,13 @@
 """From overrides to a result: the engine that RUN.engine names."""
 
+import gc
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from traceback import format_exception
 from typing import TYPE_CHECKING, Literal
 
@@ -77,6 +79,9 @@ class Extras:
     clock: Clock
 
 
+RunEngine = Callable[[Setup, Extras], RunResult]
+
+
 def run_engine(  # noqa: PLR0913 - all but one are keywords
     overrides: Sequence[str] = (),
     *,
@@ -89,6 +94,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     on_exception: OnException = "raise",
     from_python: bool = False,
     warnings: Sequence[str] = (),
+    owns_process: bool = False,
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -103,6 +109,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         on_exception: `ignore` returns an exception in the result once the config is valid.
         from_python: a program reads the result, so that RUN.verbosity = quiet prints errors only.
         warnings: lines about the overrides, printed by rank 0 once the config is valid.
+        owns_process: whether the process ends with this run.
 
     Raises:
         RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
@@ -119,9 +126,15 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     if "RUN.verbosity=verbose" in overrides:
         terminal.verbosity = "verbose"  # also for an error before the config is resolved
     with print_log(terminal), _log_traceback():
-        setup = resolve_config(
-            overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
-        )
+        with _pause_collection():
+            setup = resolve_config(
+                overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
+            )
+            run = _import_engine(setup)
+            if owns_process:
+                # Not traversed by later collections, either. In a process that goes on, garbage of
+                # other code would stay for ever.
+                gc.freeze()
         terminal.verbosity = setup.config.RUN.verbosity
         require_ranks(setup)
         # Not before: the ranks that a command starts would print them again.
@@ -139,7 +152,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         # Parts are built in here: what the config of a folder names stays restricted until then.
         with trust_only(setup.trusted_paths):
             try:
-                return _run_setup(setup, extras)
+                return _run_setup(setup, extras, run)
             # An interrupt by the keyboard is no Exception and is raised in any case.
             except Exception as error:
                 if on_exception == "raise":
@@ -147,11 +160,32 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
                 return _failed_result(setup, error)
 
 
+@contextmanager
+def _pause_collection() -> Iterator[None]:
+    """Pause the garbage collection: the imports of torch make half a million objects, no garbage
+    among them, and collections in between would take a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _import_engine(setup: Setup) -> RunEngine:
+    """Return the function of the engine, with the modules imported that it always needs."""
+    engine = list_engines()[setup.config.RUN.engine]
+    if engine.needs_training_data:
+        import_module("torch._dynamo")  # the first optimizer would import it
+    run: RunEngine = import_object(engine.run)
+    return run
+
+
 @reject_exit()
-def _run_setup(setup: Setup, extras: Extras) -> RunResult:
+def _run_setup(setup: Setup, extras: Extras, run: RunEngine) -> RunResult:
     name = setup.config.RUN.engine
     engine = list_engines()[name]
-    run = import_object(engine.run)
     size = setup.place.size
     if not engine.is_distributed:
         if size > 1:
@@ -160,8 +194,7 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
                 "start it without torchrun or srun",
                 code="config.world_size",
             )
-        result: RunResult = run(setup, extras)
-        return result
+        return run(setup, extras)
     from phasetrain.distributed import join_process_group
 
     section = setup.config.DISTRIBUTED
@@ -177,8 +210,7 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
         ) as world,
         _check_collectives(world, section),
     ):
-        finished: RunResult = run(replace(setup, world=world), extras)
-    return finished
+        return run(replace(setup, world=world), extras)
 
 
 def _check_collectives(world: "World", section: DistributedSection) -> AbstractContextManager[None]:

@@ -154,6 +154,7 @@ def _run_words(
             config_dir=call.flags.config_dir,
             clock=call.clock,
             stored=stored,
+            owns_process=call.owns_process,
             warnings=list_repeated(call.overrides),
         )
     except RanksNeededError as needed:
