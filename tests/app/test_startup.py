@@ -92,6 +92,7 @@ def test_commands_about_parts_need_torch_only_after_a_change_of_the_code(
 
 
 def test_run_in_python_does_not_freeze_the_garbage_of_other_code(tmp_path: Path) -> None:
-    before = (gc.isenabled(), gc.get_freeze_count())
+    before = gc.get_freeze_count()
     phasetrain.run(["PHASES.updates=1", "DATA.TEST=null", f"RUN.dir={tmp_path}"])
-    assert (gc.isenabled(), gc.get_freeze_count()) == before
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= before
