@@ -321,7 +321,7 @@ def main() -> None:
     parser.add_argument("--phases", type=int, default=1_000_000)
     parser.add_argument("--before", metavar="REVISION")
     parser.add_argument("--peers", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows whose names contain it")
+    parser.add_argument("--only", nargs="*", default=[""], help="rows whose names contain a text")
     parser.add_argument("--json", type=Path, metavar="FILE")
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -335,7 +335,8 @@ def main() -> None:
         groups["phasetrain"] = list_rows(ROOT, flags.phases, folder)
         groups["peer"] = list_peer_rows(flags.peers)
         for group in ("before", "phasetrain", "peer"):
-            groups[group] = [row for row in groups.get(group, []) if flags.only in row.name]
+            rows = groups.get(group, [])
+            groups[group] = [row for row in rows if any(text in row.name for text in flags.only)]
         seconds = measure(groups, flags.repetitions, folder)
         imports = list_imports(folder)
     medians = {name: median(spent) for name, spent in seconds.items()}
