@@ -61,7 +61,7 @@ check: $(VENV)/full  ## lint, format, types, import rules
 
 bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, seeking and resuming
 	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/waits.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/seek.py
 	$(BIN)/python benchmarks/ledger.py

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.app.build_hooks import GivenHooks, label_hooks
-from phasetrain.app.engines import Loop, OnException, run_engine
+from phasetrain.app.engines import OnException, run_engine
 from phasetrain.app.load import load
 from phasetrain.app.python_objects.name_objects import ObjectNamer
 from phasetrain.app.result import RunResult
+from phasetrain.app.train.training import Loop
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.config.addons import find_service
 from phasetrain.config.compose.override_text import format_overrides

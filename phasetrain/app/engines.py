@@ -1,33 +1,35 @@
 """From overrides to a result: the engine that RUN.engine names."""
 
+import gc
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib import import_module
 from traceback import format_exception
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
-from phasetrain.app.stored.stored_config import StoredConfig
-from phasetrain.app.train.train import Loop, train
 from phasetrain.config.addons import find_service, import_object, require_service
 from phasetrain.config.engines import list_engines
 from phasetrain.config.sections import DistributedSection
 from phasetrain.config.trust import trust_only
-from phasetrain.distributed import World, find_placement, join_process_group
-from phasetrain.engine.loop import PhaseEngine
+from phasetrain.distributed.placement import find_placement
 from phasetrain.errors import ConfigError, PhasetrainError, needs_traceback
-from phasetrain.hooks import Hook
 from phasetrain.runs.records import shorten_error
 from phasetrain.runs.view import read_status
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import reject_exit
 from phasetrain.runtime.terminal import Terminal
 
-__all__ = ["Extras", "Loop", "OnException", "print_log", "run_engine"]
+if TYPE_CHECKING:
+    from phasetrain.app.stored.stored_config import StoredConfig
+    from phasetrain.app.train.training import Loop
+    from phasetrain.distributed import World
+    from phasetrain.hooks import Hook
 
 log = logging.getLogger(__name__)
 
@@ -68,27 +70,31 @@ class Extras:
 
     Attributes:
         hooks: label -> hook, in addition to the hooks in section HOOKS.
-        loop: runs the engine of a training.
+        loop: runs the engine of a training; None for `engine.run()`.
         clock: measures this attempt.
     """
 
-    hooks: Mapping[str, Hook]
-    loop: Loop
+    hooks: "Mapping[str, Hook]"
+    loop: "Loop | None"
     clock: Clock
+
+
+RunEngine = Callable[[Setup, Extras], RunResult]
 
 
 def run_engine(  # noqa: PLR0913 - all but one are keywords
     overrides: Sequence[str] = (),
     *,
     config_dir: str | None = None,
-    hooks: Mapping[str, Hook] | None = None,
-    loop: Loop = PhaseEngine.run,
+    hooks: "Mapping[str, Hook] | None" = None,
+    loop: "Loop | None" = None,
     terminal: Terminal | None = None,
     clock: Clock | None = None,
-    stored: StoredConfig | None = None,
+    stored: "StoredConfig | None" = None,
     on_exception: OnException = "raise",
     from_python: bool = False,
     warnings: Sequence[str] = (),
+    owns_process: bool = False,
 ) -> RunResult:
     """Run the engine that the config names, without reading back its history.
 
@@ -103,6 +109,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         on_exception: `ignore` returns an exception in the result once the config is valid.
         from_python: a program reads the result, so that RUN.verbosity = quiet prints errors only.
         warnings: lines about the overrides, printed by rank 0 once the config is valid.
+        owns_process: whether the process ends with this run.
 
     Raises:
         RanksNeededError: LAUNCH.processes asks for ranks, which the command line starts.
@@ -119,9 +126,15 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
     if "RUN.verbosity=verbose" in overrides:
         terminal.verbosity = "verbose"  # also for an error before the config is resolved
     with print_log(terminal), _log_traceback():
-        setup = resolve_config(
-            overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
-        )
+        with _pause_collection():
+            setup = resolve_config(
+                overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
+            )
+            run = _import_engine(setup)
+            if owns_process:
+                # Not traversed by later collections, either. In a process that goes on, garbage of
+                # other code would stay for ever.
+                gc.freeze()
         terminal.verbosity = setup.config.RUN.verbosity
         require_ranks(setup)
         # Not before: the ranks that a command starts would print them again.
@@ -139,7 +152,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
         # Parts are built in here: what the config of a folder names stays restricted until then.
         with trust_only(setup.trusted_paths):
             try:
-                return _run_setup(setup, extras)
+                return _run_setup(setup, extras, run)
             # An interrupt by the keyboard is no Exception and is raised in any case.
             except Exception as error:
                 if on_exception == "raise":
@@ -147,11 +160,32 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
                 return _failed_result(setup, error)
 
 
+@contextmanager
+def _pause_collection() -> Iterator[None]:
+    """Pause the garbage collection: the imports of torch make half a million objects, no garbage
+    among them, and collections in between would take a third of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _import_engine(setup: Setup) -> RunEngine:
+    """Return the function of the engine, with the modules imported that it always needs."""
+    engine = list_engines()[setup.config.RUN.engine]
+    if engine.needs_training_data:
+        import_module("torch._dynamo")  # the first optimizer would import it
+    run: RunEngine = import_object(engine.run)
+    return run
+
+
 @reject_exit()
-def _run_setup(setup: Setup, extras: Extras) -> RunResult:
+def _run_setup(setup: Setup, extras: Extras, run: RunEngine) -> RunResult:
     name = setup.config.RUN.engine
     engine = list_engines()[name]
-    run = import_object(engine.run)
     size = setup.place.size
     if not engine.is_distributed:
         if size > 1:
@@ -160,8 +194,9 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
                 "start it without torchrun or srun",
                 code="config.world_size",
             )
-        result: RunResult = run(setup, extras)
-        return result
+        return run(setup, extras)
+    from phasetrain.distributed import join_process_group
+
     section = setup.config.DISTRIBUTED
     # torchrun with one process still expects a process group, because hooks and user code of a
     # multi-process run may call torch.distributed directly
@@ -175,11 +210,10 @@ def _run_setup(setup: Setup, extras: Extras) -> RunResult:
         ) as world,
         _check_collectives(world, section),
     ):
-        finished: RunResult = run(replace(setup, world=world), extras)
-    return finished
+        return run(replace(setup, world=world), extras)
 
 
-def _check_collectives(world: World, section: DistributedSection) -> AbstractContextManager[None]:
+def _check_collectives(world: "World", section: DistributedSection) -> AbstractContextManager[None]:
     """Return the context in which the collective calls of all ranks are compared, if
     DISTRIBUTED.debug is set."""
     if world.is_single_process or not section.debug:
@@ -203,10 +237,13 @@ def _failed_result(setup: Setup, error: Exception) -> RunResult:
 
 def run_train(setup: Setup, extras: Extras) -> RunResult:
     """Train, with tests in between (RUN.engine=train)."""
+    from phasetrain.app.train.train import train
+    from phasetrain.engine.loop import PhaseEngine
+
     prepare = find_service("prepare_training")
     if prepare is not None:
         setup.world.run_on_main(lambda: prepare(setup))
-    return train(setup, extras.hooks, extras.loop, extras.clock)
+    return train(setup, extras.hooks, extras.loop or PhaseEngine.run, extras.clock)
 
 
 def run_test(setup: Setup, extras: Extras) -> RunResult:

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from phasetrain.app.api import run
 from phasetrain.app.build_hooks import GivenHooks, label_hooks, make_label
-from phasetrain.app.engines import Loop, OnException
+from phasetrain.app.engines import OnException
 from phasetrain.app.python_objects.describe_optimizer import describe_optimizer
 from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import load_saved_weights
+from phasetrain.app.train.training import Loop
 from phasetrain.checkpoint.weights import find_checkpoint
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles

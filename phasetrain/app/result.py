@@ -2,27 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasetrain.config.addons import find_service
 from phasetrain.config.objects import GivenObjects, provide_objects
-from phasetrain.engine.plan import Phase
-from phasetrain.hooks import Hook, Run
 from phasetrain.runs.history import Best, History
-from phasetrain.tasks import Task
 
-
-class LatestMetrics(Hook):
-    """Keeps the latest value of every metric, by `split/name`, for the result."""
-
-    main_only = False  # each rank returns the metrics in its result
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, float] = {}
-
-    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        """Record the metrics of the phase."""
-        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}
+if TYPE_CHECKING:
+    from phasetrain.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class RunResult:
     objects: GivenObjects = field(default_factory=GivenObjects, repr=False, compare=False)
     error: Exception | None = None
 
-    def load(self, checkpoint: str = "latest", **options: Any) -> Task:
+    def load(self, checkpoint: str = "latest", **options: Any) -> "Task":
         """Return the task of the run with its weights, see `phasetrain.load`."""
         from phasetrain.app.load import load
 

@@ -1,20 +1,17 @@
-"""Resolve the config of a run: compose, validate and derive it, before data is opened."""
+"""Resolve the config of a run: compose, validate and derive it, before data is opened.
+
+What needs torch is imported when the config has been validated, so that a mistake in it is reported
+at once.
+"""
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phasetrain.app.slots import list_slots
-from phasetrain.app.stored.leftovers import ignore_leftovers, remove_unknown_keys
-from phasetrain.app.stored.stored_config import (
-    WITHOUT_CHECKPOINT,
-    StoredConfig,
-    list_file_folders,
-)
-from phasetrain.app.stored.trust import check_code, describe_code, select_code_folders
-from phasetrain.config.addons import list_failures
+from phasetrain.config.addons import list_failures, list_parts
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.changes import ABSENT, compare_configs
 from phasetrain.config.compose.composed import Composed, compose
@@ -26,28 +23,23 @@ from phasetrain.config.engines import list_engines
 from phasetrain.config.objects import GivenObjects, current_objects
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
-from phasetrain.config.rules.derive import Derived, derive
+from phasetrain.config.rules.derive import apply_rules, derive
 from phasetrain.config.schema import Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
 from phasetrain.config.trust import trust_only
 from phasetrain.config.validation import check_config
-from phasetrain.distributed import Placement, World
+from phasetrain.distributed.placement import Placement
 from phasetrain.errors import ConfigError, Problem, did_you_mean
-from phasetrain.hooks.monitors.monitor import first_metric
-from phasetrain.hooks.observers import classify_hooks
-from phasetrain.meters import METERS, Meter
-from phasetrain.models.sources import parse_sources
 from phasetrain.runs.direction import choose_split
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.machine import (
-    Machine,
-    check_threads,
-    limit_cpu_capability,
-    resolve_device,
-)
 from phasetrain.runtime.redaction import REDACTED, Redaction
 from phasetrain.runtime.terminal import Terminal
-from phasetrain.tasks import Builder
+
+if TYPE_CHECKING:
+    from phasetrain.app.stored.stored_config import StoredConfig
+    from phasetrain.distributed import World
+    from phasetrain.runtime.machine import Machine
+    from phasetrain.tasks import Builder
 
 log = logging.getLogger(__name__)
 
@@ -86,20 +78,22 @@ class Setup:
     config: ConfigDict
     composed: Composed
     schema: Schema
-    machine: Machine
+    machine: "Machine"
     terminal: Terminal
-    world: World = field(default_factory=World)
+    world: "World"
     place: Placement = field(default_factory=Placement)
     config_dir: str | None = None
     dropped: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
     stages: tuple[ConfigDict, ...] = ()
-    stored: StoredConfig | None = None
+    stored: "StoredConfig | None" = None
     trusted_paths: frozenset[str] | None = None
     given: GivenObjects = field(default_factory=GivenObjects)
 
-    def builder(self) -> Builder:
+    def builder(self) -> "Builder":
         """Return the builder of the parts of this run."""
+        from phasetrain.tasks import Builder
+
         return Builder(self.config, self.machine, self.world, self.stages)
 
     @property
@@ -119,7 +113,7 @@ def resolve_config(
     config_dir: str | None = None,
     terminal: Terminal | None = None,
     place: Placement | None = None,
-    stored: StoredConfig | None = None,
+    stored: "StoredConfig | None" = None,
 ) -> Setup:
     """Compose, validate and derive the config.
 
@@ -151,7 +145,7 @@ def resolve_config(
 
 
 def _resolve_composed(
-    composed: Composed, schema: Schema, place: Placement, stored: StoredConfig | None
+    composed: Composed, schema: Schema, place: Placement, stored: "StoredConfig | None"
 ) -> Setup:
     # Plugins register their parts, which the config may name: before anything is validated.
     for warning in (*list_failures(), *load_plugins()):
@@ -161,11 +155,33 @@ def _resolve_composed(
     # Before the validation, because the imports register the parts that the config names.
     composed = import_modules(composed, stored)
     if stored is not None:
+        from phasetrain.app.stored.leftovers import ignore_leftovers
+
         composed = ignore_leftovers(composed, stored, schema)
     validate(composed, schema, place)
+    return _derive_setup(composed, schema, place, stored)
+
+
+def _derive_setup(
+    composed: Composed, schema: Schema, place: Placement, stored: "StoredConfig | None"
+) -> Setup:
+    """Return the setup of a validated config."""
+    from phasetrain.app.stored.stored_config import WITHOUT_CHECKPOINT
+    from phasetrain.distributed import World
+    from phasetrain.hooks.observers import classify_hooks
+    from phasetrain.models.sources import parse_sources
+    from phasetrain.runtime.machine import check_threads
+
     # After the validation, which has imported the modules of hooks that are named by a path.
     schema = classify_hooks(schema, composed.config)
-    derived = _derive(composed, schema, place)
+    world_size = world_size_of(composed.config, place)
+    derived = derive(
+        composed,
+        schema,
+        device=_find_device,
+        processes=world_size,
+        monitor=partial(find_first_metric, composed.config),
+    )
     config = derived.config
     overrides: Sequence[Mapping[str, Any]] = ()
     if stored is not None and config.RUN.engine not in WITHOUT_CHECKPOINT:
@@ -180,7 +196,6 @@ def _resolve_composed(
             lambda: check_threads(config.MACHINE.threads),
         )
     )
-    world_size = world_size_of(composed.config, place)
     device = config.MACHINE.device
     return Setup(
         config=config,
@@ -188,19 +203,21 @@ def _resolve_composed(
         schema=schema,
         machine=_resolve_machine(config, place),
         terminal=Terminal(),
+        world=World(),
         place=place,
         dropped=composed.notes,
         derived=derived.lines,
         given=current_objects(),
         stages=tuple(
-            derive(stage, schema, device=device, processes=world_size).config for stage in stages
+            derive(stage, schema, device=lambda: device, processes=world_size).config
+            for stage in stages
         ),
         stored=stored,
     )
 
 
 def _compose_stored(
-    stored: StoredConfig, overrides: Sequence[str], config_dir: str | None
+    stored: "StoredConfig", overrides: Sequence[str], config_dir: str | None
 ) -> tuple[Composed, frozenset[str] | None]:
     """Return the config of a folder with changes, and the dotted paths that its parts may have;
     None for any.
@@ -208,6 +225,9 @@ def _compose_stored(
     Raises:
         ConfigError: it names code that is not trusted.
     """
+    from phasetrain.app.stored.leftovers import remove_unknown_keys
+    from phasetrain.app.stored.trust import check_code, describe_code
+
     composed = compose(
         overrides,
         config_dir=config_dir or stored.find_config_dir(),
@@ -260,7 +280,15 @@ def validate(composed: Composed, schema: Schema, place: Placement) -> None:
         # The rules expect valid values. They are tried nevertheless, so that their problems are in
         # the same report.
         try:
-            broken = collect_problems(lambda: _derive(composed, schema, place))
+            broken = collect_problems(
+                lambda: apply_rules(
+                    composed,
+                    schema,
+                    device=_find_device,
+                    processes=world_size_of(composed.config, place),
+                    monitor=lambda: _guess_first_metric(composed.config),
+                )
+            )
             keys = {problem.key for problem in problems if problem.key}
             problems += [problem for problem in broken if not _follows(problem, keys)]
         except Exception as error:  # noqa: BLE001 - a wrong value can make a rule fail in any way
@@ -304,23 +332,40 @@ def find_first_metric(config: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: there is none, or its meter does not say which values are better.
     """
-    tests = [name for name in config["DATA"] if is_split(name) and name != "TRAIN"]
-    # As in the plan: splits that are only tested at the end come last.
-    tests.sort(key=lambda name: config["DATA"][name].get("every") == "end")
-    name = choose_split(tests)
-    split = name.lower()
-    measuring = [
-        label
-        for label, section in config["METERS"].items()
-        if section.get("splits") is None or name in section["splits"]
-    ]
-    label = next(iter(measuring), "")
+    from phasetrain.hooks.monitors.monitor import first_metric
+    from phasetrain.meters import METERS, Meter
+
+    split, label = _find_first_meter(config)
     if not label:
         return first_metric(split, {})
     factory = METERS.find(config["METERS"][label].get("name", label), f"METERS.{label}.name")
     # A metric of a library does not declare its direction, like the base class.
     meter_class = factory if isinstance(factory, type) and issubclass(factory, Meter) else Meter
     return first_metric(split, {label: meter_class})
+
+
+def _find_first_meter(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the validation split, else the first test split, and the label of its first meter;
+    each empty if there is none."""
+    tests = [name for name in config["DATA"] if is_split(name) and name != "TRAIN"]
+    # As in the plan: splits that are only tested at the end come last.
+    tests.sort(key=lambda name: config["DATA"][name].get("every") == "end")
+    name = choose_split(tests)
+    measuring = [
+        label
+        for label, section in config["METERS"].items()
+        if section.get("splits") is None or name in section["splits"]
+    ]
+    return name.lower(), next(iter(measuring), "")
+
+
+def _guess_first_metric(config: Mapping[str, Any]) -> str:
+    """Do the same as `find_first_metric` for a config with other mistakes, without importing a
+    declared meter for the sign of its metric."""
+    split, label = _find_first_meter(config)
+    if split and label and config["METERS"][label].get("name", label) in list_parts("meter"):
+        return f"{split}/{label}"
+    return find_first_metric(config)
 
 
 def is_submitted(config: Mapping[str, Any]) -> bool:
@@ -393,17 +438,15 @@ def _is_forbidden(word: str, config: Mapping[str, Any], schema: Schema) -> bool:
     return lookup(config, word) is not None and schema.resume(word) == "forbidden"
 
 
-def _derive(composed: Composed, schema: Schema, place: Placement) -> Derived:
-    return derive(
-        composed,
-        schema,
-        device=str(resolve_device("auto")),
-        processes=world_size_of(composed.config, place),
-        monitor=partial(find_first_metric, composed.config),
-    )
+def _find_device() -> str:
+    from phasetrain.runtime.machine import resolve_device
+
+    return str(resolve_device("auto"))
 
 
-def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
+def _resolve_machine(config: ConfigDict, place: Placement) -> "Machine":
+    from phasetrain.runtime.machine import Machine, limit_cpu_capability, resolve_device
+
     # Before anything is computed.
     limit_cpu_capability(config.MACHINE.cpu_capability)
     device = config.MACHINE.device
@@ -422,7 +465,7 @@ def _resolve_machine(config: ConfigDict, place: Placement) -> Machine:
     )
 
 
-def import_modules(composed: Composed, stored: StoredConfig | None) -> Composed:
+def import_modules(composed: Composed, stored: "StoredConfig | None") -> Composed:
     """Import the modules of RUN.imports; imports that fail join the problems.
 
     Args:
@@ -435,6 +478,11 @@ def import_modules(composed: Composed, stored: StoredConfig | None) -> Composed:
         names = run.get("imports")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return composed  # a wrong type is reported by the validation
+    if not names:
+        return composed
+    from phasetrain.app.stored.stored_config import list_file_folders
+    from phasetrain.app.stored.trust import select_code_folders
+
     folders = list_file_folders(composed.overrides)
     if stored is not None:
         folders = [*stored.code_folders, *folders]

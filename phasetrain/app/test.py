@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phasetrain.app.result import LatestMetrics, RunResult
+from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint, find_phase
 from phasetrain.app.setup import Setup
 from phasetrain.data.loading.seed_check import read_first_targets
@@ -23,6 +23,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Hooks, Numerics
+from phasetrain.hooks.metrics import LatestMetrics
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks.build.data_builder import list_splits

@@ -1,6 +1,5 @@
 """Parses the command line, runs the command and prints its outcome."""
 
-import gc
 import os
 import sys
 import time
@@ -97,9 +96,10 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
         command, rest = split_command(list_commands(), _help_as_command(words))
         ended.command = command.name
         runs_user_code = command.takes_overrides
-        call = Call(command.name, parse_flags(command, rest), clock, tuple(words))
+        flags = parse_flags(command, rest)
+        call = Call(command.name, flags, clock, tuple(words), owns_process)
         with reject_exit():
-            ended.outcome = _run(command, call, owns_process=owns_process)
+            ended.outcome = _run(command, call)
     except PhasetrainError as error:
         text = format_error(error, os.environ)
         sys.stderr.write(text)
@@ -125,7 +125,7 @@ def _execute(words: Sequence[str], clock: Clock | None, *, owns_process: bool) -
     return ended
 
 
-def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
+def _run(command: Command, call: Call) -> Outcome:
     if call.flags.help:
         text = make_parser(command).format_help().rstrip()
         return Outcome(text=text, content={"text": text})
@@ -136,10 +136,6 @@ def _run(command: Command, call: Call, *, owns_process: bool) -> Outcome:
 
     if call.flags.cfg:
         return print_config(command, call)
-    if owns_process:
-        # The imports of torch made half a million objects that live as long as the process:
-        # frozen, they are not traversed by every later garbage collection.
-        gc.freeze()
     with log_warnings():
         return _call(command, call)
 

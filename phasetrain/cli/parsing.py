@@ -31,12 +31,14 @@ class Call:
         flags: parsed flags and arguments.
         clock: measures the attempt, from the start of the process.
         words: the whole command line, without the program.
+        owns_process: whether the process ends with this call.
     """
 
     command: str
     flags: argparse.Namespace
     clock: Clock | None = None
     words: tuple[str, ...] = ()
+    owns_process: bool = False
 
     @property
     def overrides(self) -> list[str]:

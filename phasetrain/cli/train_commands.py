@@ -145,7 +145,6 @@ def _run_words(
     call: Call, overrides: Sequence[str], stored: "StoredConfig | None" = None
 ) -> Outcome:
     from phasetrain.app.engines import RanksNeededError, run_engine
-    from phasetrain.app.local_launch import launch_processes
     from phasetrain.config.compose.override_text import list_repeated
 
     try:
@@ -154,9 +153,12 @@ def _run_words(
             config_dir=call.flags.config_dir,
             clock=call.clock,
             stored=stored,
+            owns_process=call.owns_process,
             warnings=list_repeated(call.overrides),
         )
     except RanksNeededError as needed:
+        from phasetrain.app.local_launch import launch_processes
+
         # Rank 0 prints.
         return Outcome(launch_processes(needed.processes, call.words), is_main=False)
     is_main = is_rank_0()

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from phasetrain.config.addons import (
     explain_missing,
+    find_service,
     import_module,
     import_object,
     list_bridges,
@@ -378,6 +379,57 @@ def find_registry(kind: str) -> Registry[Any]:
     """Return the registry of a kind of parts."""
     registry: Registry[Any] = import_object(REGISTRIES[kind])
     return registry
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a part.
+
+    Attributes:
+        names: their names, in order.
+        types: name -> annotation; without annotations that cannot be resolved.
+        optional: names of the parameters whose default is None.
+        takes_any: whether the part takes any parameters, as a mapping `params`.
+    """
+
+    names: tuple[str, ...]
+    types: Mapping[str, Any]
+    optional: frozenset[str]
+    takes_any: bool = False
+
+
+def signature_of(factory: Callable[..., Any]) -> Signature:
+    """Return the parameters of a callable."""
+    takes = parameters(factory)
+    optional = frozenset(name for name, parameter in takes.items() if parameter.default is None)
+    return Signature(tuple(takes), parameter_types(factory), optional, free_parameters(factory))
+
+
+def find_signature(kind: str, name: str, key: str) -> Signature:
+    """Return the parameters of a part, without importing it if its source can be read.
+
+    Args:
+        kind: kind of the part.
+        name: its name.
+        key: the config key with the name, for messages.
+
+    Raises:
+        ConfigError: see `Registry.find`.
+    """
+    module = list_parts(kind).get(name)
+    read = find_service("read_signature")
+    if module is not None and module not in sys.modules and read is not None:
+        signature: Signature | None = read(module, kind, name)
+        if signature is not None:
+            return signature
+    return signature_of(find_registry(kind).find(name, key))
+
+
+def list_names(kind: str) -> list[str]:
+    """Return the registered and declared names of a kind, without importing its registry."""
+    if REGISTRIES[kind].partition(":")[0] in sys.modules:
+        return list(find_registry(kind))
+    return sorted(list_parts(kind))  # nobody can have registered another one
 
 
 def parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

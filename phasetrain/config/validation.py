@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter
 from typing import Any
 
 from phasetrain.config.addons import PartPlace, explain_missing, list_parts
@@ -15,10 +14,10 @@ from phasetrain.config.parts import RUN_FACTS
 from phasetrain.config.problems import make_problem, raise_all
 from phasetrain.config.registry import (
     Registry,
+    Signature,
     find_registry,
-    free_parameters,
-    parameter_types,
-    parameters,
+    find_signature,
+    list_names,
 )
 from phasetrain.config.schema import (
     DEFAULT_NAMES,
@@ -94,19 +93,22 @@ class _Part:
     name: str
     slot: Slot
     section: Mapping[str, Any]
-    takes: Mapping[str, Parameter]
-    types: Mapping[str, Any]
-    takes_any: bool
-    """Whether the part takes any parameters, as a mapping `params`."""
+    signature: Signature
     is_guess: bool = False
     """Whether the name is the suggestion for a misspelt one."""
 
+    @property
+    def takes(self) -> list[str]:
+        """The names of the parameters that a config may set."""
+        return [name for name in self.signature.names if name not in self.slot.provided]
+
     def accepts(self, key: str, value: Any) -> bool:
         """Return whether a value can be passed as a parameter; interpolations are not checked."""
+        types = self.signature.types
         # Libraries often annotate an optional parameter without None, as in `size: int = None`.
-        if key not in self.types or (value is None and self.takes[key].default is None):
+        if key not in types or (value is None and key in self.signature.optional):
             return True
-        return (isinstance(value, str) and "${" in value) or fits(value, self.types[key])
+        return (isinstance(value, str) and "${" in value) or fits(value, types[key])
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,10 @@ def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> N
     # Last, since the suggestions need the parameters of all parts.
     report.add_unknown_keys(_known_paths(schema, parts))
     raise_all([*composed.problems, *report.problems])
+    # A part that cannot be imported is reported now, and not when the data has been read.
+    for part in parts:
+        if part.name in list_parts(part.slot.kind):
+            part.slot.registry[part.name]
 
 
 def find_part_names(
@@ -394,7 +400,7 @@ class _PartFinder(_Checker):
         """Return a part; None if there is none of this name, which is reported."""
         name, named_by = named.name, named.named_by
         try:
-            factory = slot.registry.find(name, named_by)
+            signature = find_signature(slot.kind, name, named_by)
         except ConfigError as error:
             sentence = str(error).removeprefix(f"{named_by} = {name!r}: ")
             problem = error.problems[0]
@@ -404,12 +410,9 @@ class _PartFinder(_Checker):
             if "." in name or not problem.suggestion:
                 return None
             name = problem.suggestion
-            factory = slot.registry.find(name, named_by)
-        takes = {n: p for n, p in parameters(factory).items() if n not in slot.provided}
-        types = parameter_types(factory)
-        takes_any = free_parameters(factory)
+            signature = find_signature(slot.kind, name, named_by)
         is_guess = name != named.name
-        return _Part(named.path, name, slot, named.section, takes, types, takes_any, is_guess)
+        return _Part(named.path, name, slot, named.section, signature, is_guess)
 
 
 def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
@@ -426,7 +429,7 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif key in part.slot.provided:
             sentence = "the program sets this parameter itself; leave it out"
             report.add("config.reserved_parameter", here, value, sentence)
-        elif part.takes_any and key == "params":
+        elif part.signature.takes_any and key == "params":
             if not isinstance(value, Mapping):
                 report.add("config.wrong_type", here, value, "expected mapping")
         elif part.is_guess and (key in part.takes or not nearest(key, part.takes, likeness=0.8)):
@@ -434,17 +437,17 @@ def _check_parameters(part: _Part, schema: Schema, report: _Report) -> None:
         elif key not in part.takes:
             listed = [name for name in part.takes if name not in RUN_FACTS]
             accepted = ", ".join([*listed, *own, *part.slot.other_keys]) or "no parameters"
-            if part.takes_any:
+            if part.signature.takes_any:
                 accepted = f"{accepted}, and others in one mapping `params`"
             sentence = f"{part.name!r} has no such parameter"
-            if key in part.slot.registry and (value is None or isinstance(value, Mapping)):
+            if key in list_names(part.slot.kind) and (value is None or isinstance(value, Mapping)):
                 noun = part.slot.kind
                 sentence += f" (a {noun} is named by {part.path}.{part.slot.key}={key})"
             report.unknown.append(
                 _Unknown("config.unknown_parameter", here, value, sentence, f"It takes: {accepted}")
             )
         elif not part.accepts(key, value):
-            sentence = f"expected {describe_type(part.types[key])}"
+            sentence = f"expected {describe_type(part.signature.types[key])}"
             report.add("config.wrong_type", here, value, sentence)
 
 
@@ -453,7 +456,7 @@ def _check_schedule_options(
 ) -> None:
     optimizer = next((part for part in parts if part.path == "OPTIMIZER"), None)
     schedules = lookup(config, "OPTIMIZER.SCHEDULES")
-    if optimizer is None or optimizer.takes_any or not isinstance(schedules, Mapping):
+    if optimizer is None or optimizer.signature.takes_any or not isinstance(schedules, Mapping):
         return
     # The learning rate is passed by the program, so it is not among the parameters.
     options = list(dict.fromkeys(["lr", *optimizer.takes]))
@@ -521,13 +524,14 @@ def _show_form_of_text(key: Key, text: str) -> str:
 
 
 def _describe_expected(slot: Slot, path: str, value: Any) -> str:
-    names = ", ".join(slot.registry)
+    known = list_names(slot.kind)
+    names = ", ".join(known)
     noun = slot.kind
     if isinstance(value, str):
         return f"expected a mapping of parameters; a {noun} is named by {path}.{slot.key}={value}"
     if isinstance(value, Mapping):
         first = next(iter(value), "")
-        if len(value) == 1 and first in slot.registry:
+        if len(value) == 1 and first in known:
             # As in other frameworks: {random_shift: {pixels: 1}}.
             form = f"{slot.key}: {first}"
             if isinstance(value[first], Mapping):

@@ -1,4 +1,5 @@
-"""Writes metrics.jsonl: one JSON object per logged step and per phase."""
+"""Metrics in files and results: metrics.jsonl with one JSON object per logged step and per phase,
+and the latest values."""
 
 import json
 import math
@@ -174,3 +175,16 @@ def _encode_number(value: float) -> float | str:
         return value
     # json.dumps would write NaN and Infinity, which most JSON parsers reject.
     return repr(value)
+
+
+class LatestMetrics(Hook):
+    """Keeps the latest value of every metric, by `split/name`, for the result."""
+
+    main_only = False  # each rank returns the metrics in its result
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, float] = {}
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of the phase."""
+        self.metrics |= {f"{phase.split}/{name}": value for name, value in metrics.items()}

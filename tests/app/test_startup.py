@@ -1,5 +1,6 @@
 """What a command imports: a training what it uses, and a command about configs no torch."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -7,32 +8,58 @@ from pathlib import Path
 
 import pytest
 
-MOST_MODULES = 347
-"""Maximum number of modules of the package that a training may load, of about 650."""
+import phasetrain
+
+MOST_MODULES = 343
+"""Maximum number of modules of the package that a training may load, of about 660."""
 
 PROGRAM = """
-import json, sys
+import gc, json, sys
 from phasetrain.cli import main
 for words in json.loads(sys.argv[1]):
-    assert main(words) == 0, words
+    assert main(words, owns_process=True) == 0, words
+    assert gc.isenabled()
 with open("modules.json", "w") as file:
-    json.dump(sorted(sys.modules), file)
+    json.dump([gc.get_freeze_count(), sorted(sys.modules)], file)
 """
 
 
-def list_modules(folder: Path, *lines: str) -> list[str]:
-    """Return the modules that a process has loaded after some commands."""
+CALL = "from phasetrain.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def run_process(folder: Path, *lines: str) -> tuple[int, list[str]]:
+    """Return the number of frozen objects and the modules of a process after some commands."""
     words = json.dumps([line.split() for line in lines])
     subprocess.run(
         [sys.executable, "-c", PROGRAM, words], cwd=folder, capture_output=True, check=True
     )
-    modules: list[str] = json.loads((folder / "modules.json").read_text())
-    return modules
+    frozen, modules = json.loads((folder / "modules.json").read_text())
+    return frozen, modules
+
+
+@pytest.mark.addon("authoring")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train OPTIMIZER.momentun=0.5", "did you mean OPTIMIZER.momentum?"),
+        ("plan MODLE.name=mlp", "did you mean MODEL.name?"),
+        ("PHASES.epochs=many DATA.TRAIN.batchsize=3", "did you mean DATA.TRAIN.batch_size?"),
+    ],
+)
+def test_mistake_in_a_config_is_reported_without_torch(
+    tmp_path: Path, words: str, message: str
+) -> None:
+    program = "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; " + CALL
+    command = [sys.executable, "-c", program, *words.split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
 def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
     words = "train PHASES.epochs=1 PHASES.limit.train=1 PHASES.limit.test=1 RUN.dir=run"
-    modules = list_modules(tmp_path, words)
+    frozen, modules = run_process(tmp_path, words)
+    # Objects of imported modules, which garbage collections would traverse.
+    assert frozen > 200_000
     own = [name for name in modules if f"{name}.".startswith("phasetrain.")]
     assert 250 < len(own) <= MOST_MODULES
     # Used, and features that are off.
@@ -60,5 +87,12 @@ def test_commands_about_parts_need_torch_only_after_a_change_of_the_code(
 ) -> None:
     monkeypatch.setenv("PHASETRAIN_CACHE", str(tmp_path / "cache"))
     lines = ["help OPTIMIZER", "help cosine", "help RAdam", "schema", "completion bash"]
-    assert "torch" in list_modules(tmp_path, *lines), "nothing would be tested"
-    assert "torch" not in list_modules(tmp_path, *lines)
+    assert "torch" in run_process(tmp_path, *lines)[1], "nothing would be tested"
+    assert "torch" not in run_process(tmp_path, *lines)[1]
+
+
+def test_run_in_python_does_not_freeze_the_garbage_of_other_code(tmp_path: Path) -> None:
+    before = gc.get_freeze_count()
+    phasetrain.run(["PHASES.updates=1", "DATA.TEST=null", f"RUN.dir={tmp_path}"])
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= before

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from phasetrain.config.registry import Registry
+from phasetrain.config.registry import Registry, signature_of
 from phasetrain.config.validation import Slot
 
 Write = Callable[[Mapping[str, str]], Path]
@@ -100,7 +100,13 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
         "schedule": registry("test schedule", "OPTIMIZER.SCHEDULES", cosine=cosine, linear=linear),
         "hook": registry("test hook", "HOOKS", console=console, **dict.fromkeys(WATCHING, plain)),
     }
-    monkeypatch.setattr("phasetrain.config.validation.find_registry", by_kind.__getitem__)
+    for name, replacement in {
+        "find_registry": by_kind.__getitem__,
+        "list_names": lambda kind: list(by_kind[kind]),
+        "list_parts": lambda kind: {},
+        "find_signature": lambda kind, name, key: signature_of(by_kind[kind].find(name, key)),
+    }.items():
+        monkeypatch.setattr(f"phasetrain.config.validation.{name}", replacement)
     return [
         Slot("DATA.*", "dataset"),
         Slot("DATA.*.transforms[]", "transform"),

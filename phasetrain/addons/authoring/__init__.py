@@ -41,4 +41,5 @@ def register(addon: AddOn) -> None:
             choices=("bash", "zsh"),
         ),
     )
+    addon.add_service("read_signature", "phasetrain.addons.authoring.part_source:read_signature")
     addon.add_service("explain_topic", f"{COMMANDS}:explain_topic")

@@ -21,10 +21,8 @@ from phasetrain.app.preflight.kernel_errors import (
     find_kernel_error,
     make_kernel_error,
 )
-from phasetrain.app.preflight.machine_load import measure_load
 from phasetrain.app.preflight.resume_proof import ResumeProof, count_steps, read_here
 from phasetrain.app.preflight.run_plan import RunPlan
-from phasetrain.app.preflight.save_rehearsal import save_and_restore
 from phasetrain.app.preflight.step_kinds import (
     StepKind,
     estimate_seconds,
@@ -326,6 +324,10 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
     Raises:
         Exception: any error of a step, with a note that names its kind.
     """
+    # A quick rehearsal does without them.
+    from phasetrain.app.preflight.machine_load import measure_load
+    from phasetrain.app.preflight.save_rehearsal import save_and_restore
+
     began = time.perf_counter()
     setup = run_plan.setup
     plan = run_plan.plan

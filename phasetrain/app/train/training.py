@@ -17,7 +17,7 @@ from phasetrain.app.preflight.preview import describe_plan
 from phasetrain.app.preflight.rehearsal import Rehearsal, prepare_parts
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.app.preflight.validate import list_inexact_splits, report_all_problems
-from phasetrain.app.result import LatestMetrics, RunResult
+from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, describe_dropped
 from phasetrain.app.train.attempt import Attempt
 from phasetrain.app.train.given_objects import (
@@ -45,11 +45,7 @@ from phasetrain.app.train.run_documents import (
     update_page,
     write_documents,
 )
-from phasetrain.app.train.summary import (
-    final_lines,
-    first_lines,
-    stopped_lines,
-)
+from phasetrain.app.train.summary import final_lines, first_lines, stopped_lines
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.config.addons import find_service, require_service
@@ -58,6 +54,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import overrides
+from phasetrain.hooks.metrics import LatestMetrics
 from phasetrain.hooks.state_watch import HeldState, StateWatch
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder

@@ -52,16 +52,31 @@ def derive(
     composed: Composed,
     schema: Schema,
     *,
-    device: str,
+    device: Callable[[], str],
     processes: int = 1,
     monitor: Callable[[], str] = lambda: "",
 ) -> Derived:
-    """Apply the rules to a checked config.
+    """Return the config with all derived values; see `apply_rules`."""
+    draft = apply_rules(composed, schema, device=device, processes=processes, monitor=monitor)
+    derive_device(draft)
+    return Derived(ConfigDict(draft.config), tuple(draft.lines))
+
+
+def apply_rules(
+    composed: Composed,
+    schema: Schema,
+    *,
+    device: Callable[[], str],
+    processes: int,
+    monitor: Callable[[], str],
+) -> ConfigDraft:
+    """Apply the rules to a checked config, without replacing `MACHINE.device: auto`.
 
     Args:
         composed: the config.
         schema: the keys.
-        device: value that replaces `MACHINE.device: auto` on this machine.
+        device: returns the value that replaces `MACHINE.device: auto` on this machine; called only
+            if a rule depends on it.
         processes: world size of the run; the name of the folder does not depend on it.
         monitor: returns the metric that replaces CHECKPOINT.best.monitor = auto; called only if it
             is needed.
@@ -70,7 +85,7 @@ def derive(
         ConfigError: lists every rule that is violated: the length of training, micro-batches that
             do not divide the batch, a name that cannot be part of a folder's name.
     """
-    draft = ConfigDraft(composed)
+    draft = ConfigDraft(composed, device)
     # Tests and extraction take any number of processes.
     trains = list_engines()[draft.config["RUN"]["engine"]].needs_training_data
     derive_length(draft, trains=trains)
@@ -79,7 +94,6 @@ def derive(
     derive_test_micro_batches(draft)
     scale_learning_rate(draft)
     derive_monitor(draft, monitor)
-    derive_device(draft, device)
     derive_precision(draft)
     derive_compile(draft)
     # Before share_batch, so that the folder is the same for every world size.
@@ -92,7 +106,7 @@ def derive(
     if not draft.problems and (trains or processes == 1):
         share_batch(draft, processes)
     raise_all(draft.problems)
-    return Derived(ConfigDict(draft.config), tuple(draft.lines))
+    return draft
 
 
 def list_non_defaults(composed: Composed, schema: Schema) -> list[tuple[str, Any, str]]:

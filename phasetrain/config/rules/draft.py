@@ -1,7 +1,8 @@
 """The config while rules derive values in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 from phasetrain.config.compose.composed import Composed
@@ -18,17 +19,28 @@ class ConfigDraft:
         lines: one line per derived value: `SECTION.key: a -> b (why)`.
         problems: mistakes that rules have found.
         experiment: name of the experiment.
+
+    Args:
+        composed: the config.
+        find_device: returns the device that replaces `MACHINE.device: auto`.
     """
 
-    def __init__(self, composed: Composed) -> None:
+    def __init__(self, composed: Composed, find_device: Callable[[], str]) -> None:
         # A copy, since rules also look at the values as they were given.
         self.config: dict[str, Any] = deepcopy(composed.config)
         self.lines: list[str] = []
         self.problems: list[Problem] = []
         self.experiment = composed.experiment
+        self._find_device = find_device
         self._given: Mapping[str, Any] = composed.config
         self._origins = composed.origins
         self._layers = composed.layers
+
+    @cached_property
+    def device(self) -> str:
+        """MACHINE.device, with `auto` replaced: rules ask for it last, because it imports torch."""
+        name: str = self.config["MACHINE"]["device"]
+        return self._find_device() if name == "auto" else name
 
     def set(self, path: str, value: Any, why: str) -> None:
         """Set a derived value, and write the line about it."""

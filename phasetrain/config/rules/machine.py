@@ -15,10 +15,10 @@ _COMMUNICATION = "DISTRIBUTED.communication"
 _SYNC = "DISTRIBUTED.sync_batch_norm"
 
 
-def derive_device(draft: ConfigDraft, device: str) -> None:
+def derive_device(draft: ConfigDraft) -> None:
     """Replace MACHINE.device = auto by the device of this machine."""
     if draft.config["MACHINE"]["device"] == "auto":
-        draft.set("MACHINE.device", device, "the best device of this machine")
+        draft.set("MACHINE.device", draft.device, "the best device of this machine")
 
 
 def derive_precision(draft: ConfigDraft) -> None:
@@ -26,10 +26,10 @@ def derive_precision(draft: ConfigDraft) -> None:
     machine = draft.config["MACHINE"]
     if machine["precision"] == "apex":
         draft.set("MACHINE.precision", "fp16", "torch.amp replaces the mixed precision of Apex")
-    if machine["precision"] == "tf32" and machine["device"] != "cuda":
+    if machine["precision"] == "tf32" and draft.device != "cuda":
         draft.reject(
             "MACHINE.precision",
-            f"MACHINE.precision = 'tf32' and MACHINE.device = {machine['device']!r}: only CUDA "
+            f"MACHINE.precision = 'tf32' and MACHINE.device = {draft.device!r}: only CUDA "
             "devices support it; use fp32",
         )
     if draft.config["DISTRIBUTED"]["sync_batch_norm"] == "apex":
@@ -97,7 +97,6 @@ def _check_compile(draft: ConfigDraft, complete: Mapping[str, Any]) -> None:
 def check_distributed(draft: ConfigDraft, world_size: int) -> None:
     """Reject settings that the device cannot do, or that break the promise of the reduction."""
     section = draft.config["DISTRIBUTED"]
-    device = draft.config["MACHINE"]["device"]
     _check_communication(draft, world_size)
     if section["reduction"] == "ordered":
         _check_ordered(draft)
@@ -119,18 +118,17 @@ def check_distributed(draft: ConfigDraft, world_size: int) -> None:
             "in the usual layout only; use the strategy zero or ddp, or leave out "
             "MACHINE.channels_last",
         )
-    if section["sync_batch_norm"] and world_size > 1 and device != "cuda":
+    if section["sync_batch_norm"] and world_size > 1 and draft.device != "cuda":
         draft.reject(
             _SYNC,
             f"{_SYNC} = {format_value(section['sync_batch_norm'])} and MACHINE.device = "
-            f"{device!r}: torch synchronizes batch norm over several processes on CUDA devices "
-            "only; leave it out here",
+            f"{draft.device!r}: torch synchronizes batch norm over several processes on CUDA "
+            "devices only; leave it out here",
         )
 
 
 def _check_communication(draft: ConfigDraft, world_size: int) -> None:
     method = draft.config["DISTRIBUTED"]["communication"]
-    device = draft.config["MACHINE"]["device"]
     if method == "powersgd":
         draft.reject(
             _COMMUNICATION,
@@ -145,11 +143,11 @@ def _check_communication(draft: ConfigDraft, world_size: int) -> None:
             f"{_COMMUNICATION} = {method!r} ({layer}): expected none, fp16 or bf16",
             "config.wrong_value",
         )
-    elif method == "bf16" and world_size > 1 and device != "cuda":
+    elif method == "bf16" and world_size > 1 and draft.device != "cuda":
         draft.reject(
             _COMMUNICATION,
-            f"{_COMMUNICATION} = 'bf16' and MACHINE.device = {device!r}: only NCCL, between CUDA "
-            "devices, adds bf16 gradients; use fp16 or none",
+            f"{_COMMUNICATION} = 'bf16' and MACHINE.device = {draft.device!r}: only NCCL, between "
+            "CUDA devices, adds bf16 gradients; use fp16 or none",
         )
 
 

@@ -18,7 +18,6 @@ from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.seed_check import read_first_shape
 from phasetrain.distributed import Strategy, World
-from phasetrain.distributed.subgroups import partition, subgroup
 from phasetrain.engine.plan import TRAIN, Plan, Stage
 from phasetrain.errors import ConfigError
 from phasetrain.losses import LOSSES, FunctionLoss, find_ignore_index
@@ -431,6 +430,8 @@ def prepare_modules(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     over = context.config.DISTRIBUTED.sync_batch_norm
     if over and not context.world.is_single_process:
+        from phasetrain.distributed.subgroups import partition, subgroup
+
         group = subgroup(context.world, partition(context.world, over))
         # This replaces modules, so it comes before anything that holds on to one: freezing,
         # checkpointing, copies, the wrapper.

@@ -28,7 +28,6 @@ from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
-from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
     SampleOrder,
@@ -491,7 +490,9 @@ def build_input_transform(context: BuildContext, split: str) -> "InputTransform"
 
 def _overfit_order(
     context: BuildContext, order: SampleOrder, batch_size: int, samples: int
-) -> OverfitOrder:
+) -> SampleOrder:
+    from phasetrain.data.samplers.overfit import OverfitOrder
+
     batches: int = context.config.PHASES.overfit
     if batches * batch_size > samples:
         raise ConfigError(

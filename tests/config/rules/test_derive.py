@@ -19,7 +19,7 @@ DEFAULT = compose([])
 
 
 def derived(*overrides: str, processes: int = 1, **options) -> Derived:
-    return derive(compose(overrides, **options), SCHEMA, device="cpu", processes=processes)
+    return derive(compose(overrides, **options), SCHEMA, device=lambda: "cpu", processes=processes)
 
 
 def find_problem(*overrides: str, **options) -> Problem:
@@ -97,7 +97,7 @@ def test_padding_of_targets_does_not_count(words: list[str], ignored: int | None
 
 def test_composed_config_is_not_changed() -> None:
     composed = compose([])
-    derive(composed, SCHEMA, device="cpu")
+    derive(composed, SCHEMA, device=lambda: "cpu")
     assert composed.config["RUN"]["dir"] is None
 
 
@@ -313,7 +313,10 @@ class TestProcesses:
             ] = part
             try:
                 config = derive(
-                    replace(DEFAULT, config=config), SCHEMA, device="cpu", processes=processes
+                    replace(DEFAULT, config=config),
+                    SCHEMA,
+                    device=lambda: "cpu",
+                    processes=processes,
                 ).config
             except ConfigError as error:
                 said.append(str(error))
@@ -479,7 +482,7 @@ class TestCompile:
 
 class TestSharing:
     def derived(self, *words: str, processes: int, device: str = "cpu") -> Derived:
-        return derive(compose(words), SCHEMA, device=device, processes=processes)
+        return derive(compose(words), SCHEMA, device=lambda: device, processes=processes)
 
     @pytest.mark.parametrize(
         "word", ["DISTRIBUTED.communication=bf16", "DISTRIBUTED.sync_batch_norm=true"]

@@ -17,7 +17,7 @@ SCALED = ("OPTIMIZER.lr=0.1", "OPTIMIZER.auto_lr_scaling={base_batch_size: 256}"
 
 
 def derived(*overrides: str) -> Derived:
-    return derive(compose(overrides), default_schema(), device="cpu")
+    return derive(compose(overrides), default_schema(), device=lambda: "cpu")
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 import torch
 
-from phasetrain.app.engines import Loop, run_engine
+from phasetrain.app.engines import run_engine
 from phasetrain.app.shorten import steps_before
+from phasetrain.app.train.training import Loop
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
