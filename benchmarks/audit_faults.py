@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from audit_scripts import CLEAN, FAULTS, FRAMEWORKS, Script
+import audit_frameworks as frameworks
+from audit_scripts import CLEAN, FAULTS, Script
 
 from phasetrain.addons.audit.auditor import Audit, audit
 
@@ -96,11 +97,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
     results = {}
-    groups = {"faults": FAULTS, "clean scripts": CLEAN, "frameworks": FRAMEWORKS}
+    groups = {
+        "faults": [*FAULTS, *frameworks.FAULTS],
+        "clean scripts": [*CLEAN, *frameworks.CLEAN],
+        "released frameworks": frameworks.RELEASED,
+    }
     for title, scripts in groups.items():
         chosen = [script for script in scripts if flags.only in script.name]
         if chosen:
-            is_test = title != "frameworks"
+            is_test = title != "released frameworks"
             results[title] = [asdict(result) for result in run(chosen, title, is_test=is_test)]
     if flags.json:
         flags.json.write_text(json.dumps(results, indent=1))
