@@ -20,6 +20,9 @@ from audit_scripts import CLEAN, FAULTS, Script
 
 from phasetrain.addons.audit.auditor import Audit, audit
 
+VERDICTS = ("exact", "not exact", "not audited", "not deterministic")
+"""Verdict on a released framework, by exit code."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -67,7 +70,8 @@ def is_right(script: Script, verdict: Audit) -> bool:
 
 
 def run(scripts: Sequence[Script], title: str, *, is_test: bool) -> list[Result]:
-    """Audit scripts and print a line for each: whether it is right, or for a measurement, exact."""
+    """Audit scripts and print a line for each: whether it is right, or for a measurement, the
+    verdict."""
     print(f"{title}:")
     results = []
     for script in scripts:
@@ -77,7 +81,7 @@ def run(scripts: Sequence[Script], title: str, *, is_test: bool) -> list[Result]
         took = time.perf_counter() - began
         verdict = "right" if result.right else "WRONG"
         if not is_test:
-            verdict = "exact" if result.exit_code == 0 else "not exact"
+            verdict = VERDICTS[result.exit_code]
         print(f"  {verdict}  {script.name} ({took:.0f} s)", flush=True)
         print(
             f"         [{result.code or result.exit_code}] {result.said.splitlines()[0]}",

@@ -397,8 +397,17 @@ def _require_updates(first: Finished) -> Trace:
         )
     count = len(first.trace.updates)
     if count < FEW:
+        unseen = (
+            ""
+            if count
+            else (
+                ". A training in a forked process is not seen: start it as a program, or with the "
+                "start method `spawn`"
+            )
+        )
         raise CannotAuditError(
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
+            f"{unseen}"
         )
     return first.trace
 
@@ -429,7 +438,8 @@ def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Tra
     lost = len(killed.trace.updates)
     sentence = f"The second start begins again at update 1: {lost} updates are lost."
     if trace.loads:
-        sentence += f" It read {Path(trace.loads[0]['path']).name}, and did not use its weights."
+        read = Path(trace.loads[0]["path"]).name or "a checkpoint"
+        sentence += f" It read {read}, and did not use its weights."
     place = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
     finding = Finding("start", sentence, place, find_remedy("start", reference.framework), "", 1)
     return Check(name, DIFFERS, sentence, [finding])
