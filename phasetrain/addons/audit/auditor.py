@@ -1,5 +1,6 @@
 """The audit of a training script: is it deterministic, and does it resume?"""
 
+import re
 import shlex
 import shutil
 import tempfile
@@ -38,6 +39,9 @@ CHECKPOINT_FOLDER = "{ckpt_dir}"
 
 FEW = 4
 """Minimum number of updates of a run that can be audited."""
+
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""Beginning of the line of a traceback that names the exception."""
 
 TORN_REMEDY = """\
 torch.save(checkpoint, "last.pt.tmp")
@@ -426,10 +430,9 @@ def _found_first(first: Trace, second: Trace) -> bool:
 
 def _explain_failure(name: str, resumed: Finished) -> Check:
     lines = [line for line in resumed.output.splitlines() if line.strip()]
-    sentence = (
-        f"The resumed run failed with exit code {resumed.exit_code}: "
-        f"{lines[-1] if lines else 'it printed nothing'}"
-    )
+    # The message of an exception may have many lines; the first one says what it is.
+    raised = list(filter(EXCEPTION.match, lines)) or lines or ["it printed nothing"]
+    sentence = f"The resumed run failed with exit code {resumed.exit_code}: {raised[-1]}"
     finding = Finding("failed", sentence, remedy=find_remedy("start", ""))
     return Check(name, DIFFERS, sentence, [finding])
 

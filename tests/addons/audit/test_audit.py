@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import phasetrain
-from phasetrain.addons.audit.auditor import Audit, Options, _Auditor, audit
+from phasetrain.addons.audit.auditor import Audit, Options, _Auditor, _explain_failure, audit
 from phasetrain.addons.audit.page import write_page
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
 from phasetrain.addons.audit.trace import Trace
@@ -211,6 +211,19 @@ def test_the_newest_checkpoint_and_its_folder_are_those_of_the_copy(
         copy.joinpath(f"out/{number}/model.pt").touch()
     words = ["train", f"--from={copy}/out/10", f"{copy}/out/10/model.pt"]
     assert auditor._resume_command(copy, finished) == words
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("Traceback:\n  load()\n_pickle.UnpicklingError: Weights\nSee the docs.\n", "Weights"),
+        ("no such file\n\n", "no such file"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_a_resume_that_fails_is_explained_by_its_exception(output: str, words: str) -> None:
+    check = _explain_failure("resume", Finished(1, [], output, Path()))
+    assert check.sentence.endswith(words)
 
 
 def test_words_behind_two_dashes_belong_to_the_script(
