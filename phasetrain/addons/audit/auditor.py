@@ -43,6 +43,13 @@ FEW = 4
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 """Beginning of the line of a traceback that names the exception."""
 
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences of a terminal."""
+
+WEIGHTS_ONLY_REMEDY = """\
+torch.load(path, weights_only=False)                 # a file that you trust, or save tensors and
+                                                     # plain values only"""
+
 TORN_REMEDY = """\
 torch.save(checkpoint, "last.pt.tmp")
 os.replace("last.pt.tmp", "last.pt")                 # atomic: the file is the old or the new one
@@ -429,11 +436,14 @@ def _found_first(first: Trace, second: Trace) -> bool:
 
 
 def _explain_failure(name: str, resumed: Finished) -> Check:
-    lines = [line for line in resumed.output.splitlines() if line.strip()]
+    lines = [COLORS.sub("", line).strip() for line in resumed.output.splitlines()]
+    lines = [line for line in lines if line]
     # The message of an exception may have many lines; the first one says what it is.
     raised = list(filter(EXCEPTION.match, lines)) or lines or ["it printed nothing"]
     sentence = f"The resumed run failed with exit code {resumed.exit_code}: {raised[-1]}"
-    finding = Finding("failed", sentence, remedy=find_remedy("start", ""))
+    is_unsafe = "Weights only load failed" in sentence
+    remedy = WEIGHTS_ONLY_REMEDY if is_unsafe else find_remedy("start", "")
+    finding = Finding("failed", sentence, remedy=remedy)
     return Check(name, DIFFERS, sentence, [finding])
 
 

@@ -217,6 +217,7 @@ def test_the_newest_checkpoint_and_its_folder_are_those_of_the_copy(
     ("output", "words"),
     [
         ("Traceback:\n  load()\n_pickle.UnpicklingError: Weights\nSee the docs.\n", "Weights"),
+        ("\x1b[1mValueError: bold\x1b[0m \n", "ValueError: bold"),
         ("no such file\n\n", "no such file"),
         ("", "it printed nothing"),
     ],
