@@ -51,13 +51,14 @@ FRAMEWORKS = (
     "phasetrain",
     "lightning",
     "pytorch_lightning",
-    "transformers.trainer",
-    "accelerate",
     "ignite",
     "mmengine",
     "torchtitan",
+    "transformers.trainer",
+    "accelerate",
 )
-"""Modules whose import tells which framework trains; the first one counts."""
+"""Modules whose import tells which framework trains; the first one counts. Others import the last
+ones: MMEngine imports accelerate if it is installed."""
 
 MODEL_FILES = (
     ".bin",
