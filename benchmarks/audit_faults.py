@@ -15,9 +15,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from audit_scripts import CLEAN, FAULTS, FRAMEWORKS, Script
+import audit_frameworks as frameworks
+from audit_scripts import CLEAN, FAULTS, Script
 
 from phasetrain.addons.audit.auditor import Audit, audit
+
+VERDICTS = ("exact", "not exact", "not audited", "not deterministic")
+"""Verdict on a released framework, by exit code."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def is_right(script: Script, verdict: Audit) -> bool:
 
 
 def run(scripts: Sequence[Script], title: str, *, is_test: bool) -> list[Result]:
-    """Audit scripts and print a line for each: whether it is right, or for a measurement, exact."""
+    """Audit scripts and print a line for each: whether it is right, or for a measurement, the
+    verdict."""
     print(f"{title}:")
     results = []
     for script in scripts:
@@ -76,7 +81,7 @@ def run(scripts: Sequence[Script], title: str, *, is_test: bool) -> list[Result]
         took = time.perf_counter() - began
         verdict = "right" if result.right else "WRONG"
         if not is_test:
-            verdict = "exact" if result.exit_code == 0 else "not exact"
+            verdict = VERDICTS[result.exit_code]
         print(f"  {verdict}  {script.name} ({took:.0f} s)", flush=True)
         print(
             f"         [{result.code or result.exit_code}] {result.said.splitlines()[0]}",
@@ -96,11 +101,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     flags = parser.parse_args()
     results = {}
-    groups = {"faults": FAULTS, "clean scripts": CLEAN, "frameworks": FRAMEWORKS}
+    groups = {
+        "faults": [*FAULTS, *frameworks.FAULTS],
+        "clean scripts": [*CLEAN, *frameworks.CLEAN],
+        "released frameworks": frameworks.RELEASED,
+    }
     for title, scripts in groups.items():
         chosen = [script for script in scripts if flags.only in script.name]
         if chosen:
-            is_test = title != "frameworks"
+            is_test = title != "released frameworks"
             results[title] = [asdict(result) for result in run(chosen, title, is_test=is_test)]
     if flags.json:
         flags.json.write_text(json.dumps(results, indent=1))

@@ -230,6 +230,110 @@ WORKERS = (
     "DataLoader(data, BATCH, sampler=order, num_workers=1)",
 )
 
+TWO_OPTIMIZERS = (
+    (
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n",
+        "optimizer = torch.optim.AdamW(model.body.parameters(), lr=1e-2)\n"
+        "second = torch.optim.SGD(model.head.parameters(), lr=1e-2, momentum=0.9)\n",
+    ),
+    (
+        "        optimizer.zero_grad()\n",
+        "        optimizer.zero_grad()\n        second.zero_grad()\n",
+    ),
+    (
+        "        scaler.step(optimizer)\n",
+        "        scaler.step(optimizer)\n        scaler.step(second)\n",
+    ),
+    ('"update": update,', '"update": update, "second": second.state_dict(),'),
+    (
+        'update = state["update"]',
+        'update = state["update"]\n    second.load_state_dict(state["second"])',
+    ),
+)
+STREAM = (
+    ("import DataLoader, Dataset, Sampler", "import DataLoader, Dataset, IterableDataset, Sampler"),
+    (
+        "class Net(nn.Module):",
+        "class Stream(IterableDataset):\n"
+        "    def __iter__(self):\n"
+        "        return iter([data[index] for index in order])\n\n\nclass Net(nn.Module):",
+    ),
+    (
+        "DataLoader(data, BATCH, sampler=order, generator=torch.Generator())",
+        "DataLoader(Stream(), BATCH, generator=torch.Generator())",
+    ),
+)
+SHUFFLED = (
+    ("sampler=order, generator=torch.Generator()", "shuffle=True, generator=shuffle"),
+    (
+        "data, order = Points(), Order()\n",
+        "data, order, shuffle = Points(), Order(), torch.Generator()\n",
+    ),
+    (
+        "    order.epoch = data.epoch = epoch\n",
+        "    data.epoch = epoch\n    begun = shuffle.get_state()\n    skip, order.start = order.start, 0\n",
+    ),
+    (
+        "        optimizer.zero_grad()\n",
+        "        if skip:\n            skip -= BATCH\n            continue\n        optimizer.zero_grad()\n",
+    ),
+    (
+        '"update": update,',
+        '"update": update, "shuffle": shuffle.get_state() if update % (SIZE // BATCH) == 0 else begun,',
+    ),
+    (
+        'update = state["update"]',
+        'update = state["update"]\n    shuffle.set_state(state["shuffle"])',
+    ),
+)
+BFLOAT16 = (
+    (
+        "        loss = nn.functional.mse_loss(model(inputs), targets)\n",
+        '        with torch.autocast("cpu", torch.bfloat16):\n'
+        "            output = model(inputs)\n"
+        "        loss = nn.functional.mse_loss(output.float(), targets)\n",
+    ),
+)
+AVERAGED = (
+    ("copy.deepcopy(model)", "torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average)"),
+    (
+        "model = Net()\n",
+        "model = Net()\naverage = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)\n",
+    ),
+    (
+        "        with torch.no_grad():\n"
+        "            for mean, weight in zip(ema.parameters(), model.parameters()):\n"
+        "                mean.lerp_(weight, 0.1)\n",
+        "        ema.update_parameters(model)\n",
+    ),
+)
+CLOSURE = (
+    (
+        "torch.optim.AdamW(model.parameters(), lr=1e-2)",
+        "torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=3)",
+    ),
+    (
+        "        optimizer.zero_grad()\n"
+        "        loss = nn.functional.mse_loss(model(inputs), targets)\n"
+        "        scaler.scale(loss).backward()\n"
+        "        scaler.step(optimizer)\n"
+        "        scaler.update()\n",
+        "        def closure():\n"
+        "            optimizer.zero_grad()\n"
+        "            loss = nn.functional.mse_loss(model(inputs), targets)\n"
+        "            loss.backward()\n"
+        "            return loss\n"
+        "        loss = optimizer.step(closure)\n",
+    ),
+)
+PLATEAU = (
+    (
+        "CosineAnnealingLR(optimizer, UPDATES)",
+        "ReduceLROnPlateau(optimizer, patience=1)",
+    ),
+    ("        schedule.step()\n", "        schedule.step(loss.detach())\n"),
+)
+
 FAULTS = [
     plant(
         "the loader starts its epoch again",
@@ -493,182 +597,6 @@ FAULTS = [
 ]
 """Faults in the plain script."""
 
-TORCHVISION = """\
-import torch
-library = torch.library.Library("torchvision", "DEF")
-library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-"""
-"""First lines for machines whose torchvision is of another build of torch."""
-
-LIGHTNING = """\
-import os
-import pytorch_lightning as L
-import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-L.seed_everything(0)
-inputs = torch.randn(64, 8)
-
-
-class Net(L.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-
-    def training_step(self, batch, index):
-        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-
-loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
-last = "checkpoints/last.ckpt"
-trainer = L.Trainer(
-    max_steps=36,
-    accelerator="cpu",
-    logger=False,
-    enable_progress_bar=False,
-    callbacks=[ModelCheckpoint("checkpoints", save_last=True, every_n_train_steps=5)],
-)
-trainer.fit(Net(), loader, ckpt_path=last if os.path.exists(last) else None)
-"""
-
-TRAINER = """\
-import os
-import torch
-from torch import nn
-from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments, set_seed
-
-set_seed(0)
-inputs = torch.randn(64, 8)
-
-
-class Points(Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return {"inputs": inputs[index], "labels": inputs[index, :1]}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-
-    def forward(self, inputs, labels=None):
-        output = self.net(inputs)
-        return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
-
-
-arguments = TrainingArguments(
-    "checkpoints", per_device_train_batch_size=8, max_steps=36, save_steps=5, use_cpu=True,
-    learning_rate=1e-2, report_to=[], disable_tqdm=True, seed=0,
-)
-trainer = Trainer(Net(), arguments, train_dataset=Points())
-saved = os.path.isdir("checkpoints") and bool(os.listdir("checkpoints"))
-trainer.train(resume_from_checkpoint=saved)
-"""
-
-ACCELERATE = """\
-import json, os
-import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-set_seed(0)
-inputs = torch.randn(64, 8)
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 36)
-accelerator = Accelerator(cpu=True)
-model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-update = 0
-if os.path.exists("state/update.json"):
-    accelerator.load_state("state")
-    update = json.load(open("state/update.json"))
-epoch, skip = divmod(update, len(loader))
-while update < 36:
-    loader.set_epoch(epoch)
-    batches = accelerator.skip_first_batches(loader, skip) if skip else loader
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        accelerator.backward(loss)
-        optimizer.step()
-        schedule.step()
-        update += 1
-        if update % 5 == 0:
-            accelerator.save_state("state")
-            json.dump(update, open("state/update.json", "w"))
-        if update == 36:
-            break
-    epoch, skip = epoch + 1, 0
-"""
-
-IGNITE = """\
-import os
-import torch
-from ignite.engine import Engine, Events
-from ignite.handlers import Checkpoint, DiskSaver
-from ignite.utils import manual_seed
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-manual_seed(0)
-inputs = torch.randn(64, 8)
-model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-loader = DataLoader(TensorDataset(inputs, inputs[:, :1]), 8, shuffle=True)
-
-
-def step(engine, batch):
-    model.train()
-    optimizer.zero_grad()
-    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
-    loss.backward()
-    optimizer.step()
-    schedule.step()
-    return loss.item()
-
-
-trainer = Engine(step)
-parts = {"trainer": trainer, "model": model, "optimizer": optimizer, "schedule": schedule}
-saver = DiskSaver("checkpoints", require_empty=False)
-handler = Checkpoint(parts, saver, n_saved=1, global_step_transform=lambda *_: trainer.state.iteration)
-trainer.add_event_handler(Events.ITERATION_COMPLETED(every=5), handler)
-os.makedirs("checkpoints", exist_ok=True)
-for name in os.listdir("checkpoints"):
-    state = torch.load(f"checkpoints/{name}", weights_only=False)
-    Checkpoint.load_objects(to_load=parts, checkpoint=state)
-trainer.run(loader, max_epochs=5)
-"""
-DETERMINISTIC = (
-    (
-        "from ignite.handlers",
-        "from ignite.engine.deterministic import DeterministicEngine\nfrom ignite.handlers",
-    ),
-    ("trainer = Engine(step)", "trainer = DeterministicEngine(step)"),
-)
-STATEFUL = (
-    (
-        "from torch.utils.data import DataLoader, TensorDataset",
-        "from torch.utils.data import TensorDataset\nfrom torchdata.stateful_dataloader import StatefulDataLoader",
-    ),
-    ("loader = DataLoader(", "loader = StatefulDataLoader("),
-)
-
 PLAIN_TWIN = """\
 import phasetrain
 import torch
@@ -875,6 +803,15 @@ CLEAN = [
             ),
         ),
     ),
+    Script("two optimizers", change(PLAIN, *TWO_OPTIMIZERS)),
+    Script("an IterableDataset that continues", change(PLAIN, *STREAM)),
+    Script(
+        "a shuffled DataLoader with its own generator, batches skipped", change(PLAIN, *SHUFFLED)
+    ),
+    Script("autocast with bfloat16", change(PLAIN, *BFLOAT16)),
+    Script("an AveragedModel of torch", change(PLAIN, *AVERAGED)),
+    Script("LBFGS with a closure", change(PLAIN, *CLOSURE)),
+    Script("ReduceLROnPlateau", change(PLAIN, *PLATEAU)),
     Script("phasetrain, the twin of the plain script", PLAIN_TWIN),
     Script(
         "phasetrain, the twin of the plain script, resumed with two workers",
@@ -889,13 +826,3 @@ CLEAN = [
     Script("phasetrain, the twin of the Accelerate script", ACCELERATE_TWIN),
 ]
 """Scripts without a fault."""
-
-FRAMEWORKS = [
-    Script("Lightning, a shuffled DataLoader", TORCHVISION + LIGHTNING),
-    Script("Lightning, StatefulDataLoader", TORCHVISION + change(LIGHTNING, *STATEFUL)),
-    Script("Hugging Face Trainer", TORCHVISION + TRAINER),
-    Script("Accelerate, skip_first_batches", TORCHVISION + ACCELERATE),
-    Script("Ignite, Engine", IGNITE),
-    Script("Ignite, DeterministicEngine", change(IGNITE, *DETERMINISTIC)),
-]
-"""Scripts as the documentation of a framework has them; what the audit says is a measurement."""

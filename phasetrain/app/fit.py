@@ -18,6 +18,7 @@ from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import load_saved_weights
 from phasetrain.app.train.training import Loop
 from phasetrain.checkpoint.weights import find_checkpoint
+from phasetrain.config.addons import require_service
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.sources import ConfigFiles
 from phasetrain.config.problems import raise_all
@@ -58,7 +59,8 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
     run. See docs/python.md for the effect of each kind of object on an exact resume.
 
     Args:
-        model: a torch.nn.Module, which the run copies, or a class or name of models.
+        model: a torch.nn.Module, which the run copies, or a class or name of models; also a
+            LightningModule, whose steps compute the loss and which configures the optimizer.
         train: a map-style dataset of pairs (input, target), a torch DataLoader of one, or a name;
             without it and with `test`, the model is tested and not trained.
         test: as `train`, or a mapping from names of test splits to such.
@@ -93,6 +95,8 @@ def fit(  # noqa: PLR0913 - all but two are keywords, each of which a caller kno
         >>> result.last["test/accuracy"]
     """
     _check_names(overrides)
+    loss, optimizer, sections = _read_steps(model, loss, optimizer)
+    overrides = sections | overrides
     only_tests = train is None and test is not None and not epochs and not _names(overrides, "DATA")
     required = {"MODEL": model, "LOSS": loss}
     if not only_tests:
@@ -186,6 +190,15 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
     source = WeightSource(result.loaded_checkpoint or result.folder, where="fit")
     loaded = find_checkpoint(source, open_storage(result.folder))
     load_saved_weights(model, loaded)
+
+
+def _read_steps(model: Any, loss: Any, optimizer: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Return loss, optimizer and further sections; of a LightningModule, those that it defines."""
+    if not hasattr(model, "configure_optimizers"):
+        return loss, optimizer, {}
+    describe = require_service("describe_lightning_module", "libraries", "MODEL: a LightningModule")
+    described: tuple[Any, Any, dict[str, Any]] = describe(model, loss, optimizer)
+    return described
 
 
 def _check_adapters(overrides: Mapping[str, Any]) -> None:

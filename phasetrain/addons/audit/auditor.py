@@ -1,5 +1,6 @@
 """The audit of a training script: is it deterministic, and does it resume?"""
 
+import re
 import shlex
 import shutil
 import tempfile
@@ -38,6 +39,16 @@ CHECKPOINT_FOLDER = "{ckpt_dir}"
 
 FEW = 4
 """Minimum number of updates of a run that can be audited."""
+
+EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+"""Beginning of the line of a traceback that names the exception."""
+
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
+"""Escape sequences of a terminal."""
+
+WEIGHTS_ONLY_REMEDY = """\
+torch.load(path, weights_only=False)                 # a file that you trust, or save tensors and
+                                                     # plain values only"""
 
 TORN_REMEDY = """\
 torch.save(checkpoint, "last.pt.tmp")
@@ -397,8 +408,17 @@ def _require_updates(first: Finished) -> Trace:
         )
     count = len(first.trace.updates)
     if count < FEW:
+        unseen = (
+            ""
+            if count
+            else (
+                ". A training in a forked process is not seen: start it as a program, or with the "
+                "start method `spawn`"
+            )
+        )
         raise CannotAuditError(
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
+            f"{unseen}"
         )
     return first.trace
 
@@ -416,12 +436,14 @@ def _found_first(first: Trace, second: Trace) -> bool:
 
 
 def _explain_failure(name: str, resumed: Finished) -> Check:
-    lines = [line for line in resumed.output.splitlines() if line.strip()]
-    sentence = (
-        f"The resumed run failed with exit code {resumed.exit_code}: "
-        f"{lines[-1] if lines else 'it printed nothing'}"
-    )
-    finding = Finding("failed", sentence, remedy=find_remedy("start", ""))
+    lines = [COLORS.sub("", line).strip() for line in resumed.output.splitlines()]
+    lines = [line for line in lines if line]
+    # The message of an exception may have many lines; the first one says what it is.
+    raised = list(filter(EXCEPTION.match, lines)) or lines or ["it printed nothing"]
+    sentence = f"The resumed run failed with exit code {resumed.exit_code}: {raised[-1]}"
+    is_unsafe = "Weights only load failed" in sentence
+    remedy = WEIGHTS_ONLY_REMEDY if is_unsafe else find_remedy("start", "")
+    finding = Finding("failed", sentence, remedy=remedy)
     return Check(name, DIFFERS, sentence, [finding])
 
 
@@ -429,7 +451,8 @@ def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Tra
     lost = len(killed.trace.updates)
     sentence = f"The second start begins again at update 1: {lost} updates are lost."
     if trace.loads:
-        sentence += f" It read {Path(trace.loads[0]['path']).name}, and did not use its weights."
+        read = Path(trace.loads[0]["path"]).name or "a checkpoint"
+        sentence += f" It read {read}, and did not use its weights."
     place = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
     finding = Finding("start", sentence, place, find_remedy("start", reference.framework), "", 1)
     return Check(name, DIFFERS, sentence, [finding])

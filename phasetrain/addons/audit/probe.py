@@ -51,13 +51,14 @@ FRAMEWORKS = (
     "phasetrain",
     "lightning",
     "pytorch_lightning",
-    "transformers.trainer",
-    "accelerate",
     "ignite",
     "mmengine",
     "torchtitan",
+    "transformers.trainer",
+    "accelerate",
 )
-"""Modules whose import tells which framework trains; the first one counts."""
+"""Modules whose import tells which framework trains; the first one counts. Others import the last
+ones: MMEngine imports accelerate if it is installed."""
 
 MODEL_FILES = (
     ".bin",
@@ -90,6 +91,7 @@ def start() -> None:
         "torch": probe.install,
         "safetensors.torch": probe.wrap_safetensors,
         "torchdata.stateful_dataloader.stateful_dataloader": probe.wrap_stateful_loader,
+        "torch.distributed.checkpoint.state_dict": probe.ignore_empty_step,
     }
     sys.meta_path.insert(0, _AfterImport(after))
 
@@ -174,6 +176,20 @@ class Probe:
     def wrap_stateful_loader(self, module: Any) -> None:
         """Record the loader of torchdata, which has iterators of its own."""
         self._wrap_loader(module.StatefulDataLoader, module._StatefulBaseDataLoaderIter)
+
+    def ignore_empty_step(self, module: Any) -> None:
+        """Do not record the step without gradients and with a learning rate of 0 by which torch
+        gives a new optimizer a state, before a distributed checkpoint is loaded."""
+        make_state = module._init_optim_state
+
+        def make_unrecorded(*args: Any, **kwargs: Any) -> Any:
+            was_on, self.is_on = self.is_on, False
+            try:
+                return make_state(*args, **kwargs)
+            finally:
+                self.is_on = was_on
+
+        module._init_optim_state = make_unrecorded
 
     def _wrap_loader(self, loader: Any, iterator: Any) -> None:
         next_index, next_batch, reset = iterator._next_index, iterator.__next__, iterator._reset

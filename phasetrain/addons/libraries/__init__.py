@@ -15,6 +15,7 @@ def register(addon: AddOn) -> None:
             "webdataset": f"{PACKAGE}.webdataset",
         },
     )
+    addon.add_parts("task", {"lightning": f"{PACKAGE}.lightning_module"})
     addon.add_bridges(
         "transform",
         {
@@ -57,6 +58,9 @@ def register(addon: AddOn) -> None:
         {
             "torchvision": f"{PACKAGE}.torchvision",
         },
+    )
+    addon.add_service(
+        "describe_lightning_module", f"{PACKAGE}.lightning_module:describe_lightning_module"
     )
     addon.add_service(
         "transform_with_torchvision", f"{PACKAGE}.torchvision_fields:transform_with_torchvision"

@@ -2,16 +2,21 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import phasetrain
-from phasetrain.addons.audit.auditor import Audit, audit
+from phasetrain.addons.audit.auditor import Audit, Options, _Auditor, _explain_failure, audit
 from phasetrain.addons.audit.page import write_page
+from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
+from phasetrain.addons.audit.trace import Trace
 from phasetrain.cli.main import main
 
 SCRIPT = """
@@ -53,10 +58,23 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> Audit:
     folder.joinpath("train.py").write_text(SCRIPT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("scratch")))
+        before = describe_process()
         found = phasetrain.audit([sys.executable, "train.py"], kill_at=7)
-    # Nothing is left, neither where the script is nor elsewhere.
+        # Nothing is left, neither where the script is nor elsewhere.
+        assert describe_process() == before
     assert [path.name for path in folder.iterdir()] == ["train.py"]
     return found
+
+
+def describe_process() -> list[Any]:
+    """Return what an audit could leave in the process that asks for it."""
+    return [
+        dict(os.environ),
+        Path.cwd(),
+        signal.getsignal(signal.SIGTERM),
+        list(Path(tempfile.gettempdir()).iterdir()),
+    ]
 
 
 @pytest.mark.feature("audit", "Audit: what any training script does not restore after a kill")
@@ -96,6 +114,9 @@ def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
         ("input('start? ')", "EOFError"),
         ("while True: pass", "did not end within 3 seconds"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", "exit code -15"),
+        ("open('/dev/tty')", "/dev/tty"),
+        ("import getpass; getpass.getpass()", "EOFError"),
+        ("import sys; sys.exit(sys.stdin.read() or 'empty')", "empty"),
     ],
 )
 def test_a_command_that_cannot_be_audited_is_explained(
@@ -106,6 +127,104 @@ def test_a_command_that_cannot_be_audited_is_explained(
     assert found.exit_code == 2
     assert words in found.sentence
     assert list(tmp_path.iterdir()) == []
+
+
+FORKED = (
+    "import os\nimport torch\n"
+    "if os.fork():\n    os.wait()\n    os._exit(0)\n"
+    "if not os.fork():\n"
+    "    os.setsid()\n    open({pid!r}, 'w').write(str(os.getpid()))\n"
+    "    import time\n    time.sleep(600)\n"
+    "while not os.path.exists({pid!r}): pass\n"
+)
+"""The training is in a forked process, which leaves a daemon."""
+
+SAVE = "        if update % 5 == 0:\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "words"),
+    [
+        ({SAVE: "        if False:\n"}, {}, "writes no checkpoint before the end of its 12"),
+        ({}, {"kill_at": 4}, "no checkpoint is written before update 4"),
+        ({}, {"kill_at": 12}, "--kill-at 12: expected 1 to 11"),
+        (
+            {SAVE: "        if update == 7:\n            os.kill(os.getpid(), 9)\n" + SAVE},
+            {},
+            "exit code -9",
+        ),
+        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not seen"),
+    ],
+)
+def test_a_training_that_cannot_be_audited_is_explained(
+    changes: dict[str, str],
+    options: dict[str, int],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script, daemon = SCRIPT, tmp_path / "pid"
+    for old, new in changes.items():
+        assert old in script
+        script = script.replace(old, new.replace("{pid!r}", repr(str(daemon))))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    folder.joinpath("train.py").write_text(script)
+    monkeypatch.chdir(folder)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    before = describe_process()
+    found = audit([sys.executable, "train.py"], **options)
+    assert (found.exit_code, words in found.sentence) == (2, True), found.sentence
+    assert describe_process() == before
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    if daemon.exists():
+        end = time.monotonic() + 30
+        while is_alive(int(daemon.read_text())) and time.monotonic() < end:
+            time.sleep(0.05)  # it was killed, and takes its time to end on a busy machine
+        assert not is_alive(int(daemon.read_text()))
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process exists that is no zombie, which remains if nobody waits for it."""
+    try:
+        return Path("/proc", str(pid), "stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_newest_checkpoint_and_its_folder_are_those_of_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = Runner(["train"], tmp_path / "scratch", 1.0)
+    options = Options(resume=["train", "--from={ckpt_dir}", "{ckpt}"])
+    auditor = _Auditor(runner, options, print)
+    killed, copy = tmp_path / "killed", tmp_path / "copy"
+    files = [(5, f"{killed}/out/5/model.pt"), (10, f"{killed}/out/10/model.pt")]
+    finished = Finished(-9, [Trace(files=files)], "", killed)
+    with pytest.raises(CannotAuditError, match="left no checkpoint"):
+        auditor._resume_command(copy, finished)
+    for number in (5, 10):
+        copy.joinpath(f"out/{number}").mkdir(parents=True)
+        copy.joinpath(f"out/{number}/model.pt").touch()
+    words = ["train", f"--from={copy}/out/10", f"{copy}/out/10/model.pt"]
+    assert auditor._resume_command(copy, finished) == words
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("Traceback:\n  load()\n_pickle.UnpicklingError: Weights\nSee the docs.\n", "Weights"),
+        ("\x1b[1mValueError: bold\x1b[0m \n", "ValueError: bold"),
+        ("no such file\n\n", "no such file"),
+        ("", "it printed nothing"),
+    ],
+)
+def test_a_resume_that_fails_is_explained_by_its_exception(output: str, words: str) -> None:
+    check = _explain_failure("resume", Finished(1, [], output, Path()))
+    assert check.sentence.endswith(words)
 
 
 def test_words_behind_two_dashes_belong_to_the_script(

@@ -52,6 +52,18 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     assert len(read_trace(path).updates) == 24
 
 
+def test_the_step_that_gives_an_optimizer_its_state_is_no_update(tmp_path: Path) -> None:
+    script = WEIGHTS.replace(
+        "for epoch",
+        "from torch.distributed.checkpoint import state_dict\n"
+        "state_dict.get_optimizer_state_dict(model, optimizer)\nfor epoch",
+    )
+    environment = {**os.environ, FOLDER: str(tmp_path), "PYTHONPATH": str(SITE), OPTIONS: "{}"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+    (path,) = tmp_path.glob("trace-*.jsonl")
+    assert len(read_trace(path).updates) == 24
+
+
 def test_a_checkpoint_of_torch_is_a_file_of_the_run(tmp_path: Path) -> None:
     # torch.save opens a path without Python's `open`, so that no other event names it.
     save = {"kind": "save", "after": 5, "path": "/run/a.pt", "leaves": {}, "place": "", "number": 1}
