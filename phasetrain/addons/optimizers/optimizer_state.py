@@ -91,6 +91,12 @@ def load_optimizer_state(task: Task, path: str, optimizer: str) -> dict[str, Any
             else:
                 rest.append(name)
         updater.load_optimizer_state(matching)
+    if not any(saved.by_updater.values()):
+        raise ConfigError(
+            f"{KEY} = {path!r}: its optimizer keeps no state, like SGD without momentum; leave "
+            f"{KEY} out",
+            code="config.no_state",
+        )
     if not matched:
         raise ConfigError(
             f"{KEY} = {path!r}: none of its weights has the name and the shape of a weight of this "

@@ -104,6 +104,13 @@ def test_state_without_a_matching_weight_is_rejected(first: Path) -> None:
         load_optimizer_state(task, str(first), "sgd")
 
 
+def test_optimizer_without_state_is_rejected(tmp_path: Path) -> None:
+    limits = ("PHASES.limit.train=1", "PHASES.limit.test=1")
+    train(tmp_path, *SHORT, *limits, "OPTIMIZER.momentum=0", "OPTIMIZER.nesterov=false")
+    with raises(ConfigError, key="OPTIMIZER.state_from", code="config.no_state"):
+        load_optimizer_state(build_task(), str(tmp_path), "sgd")
+
+
 def test_missing_folder_is_rejected(tmp_path: Path) -> None:
     with raises(ConfigError, key="OPTIMIZER.state_from"):
         train(tmp_path / "run", *SHORT, f"OPTIMIZER.state_from={tmp_path / 'none'}")
