@@ -80,10 +80,10 @@ def load_optimizer_state(task: Task, path: str, optimizer: str) -> dict[str, Any
     matched: list[str] = []
     rest: list[str] = []
     for label, updater in task.updaters.items():
-        states = saved.by_updater.get(label, {})
+        named = saved.by_updater.get(label, {})
         matching = {}
         for number, name in enumerate(updater.names):
-            state, shape = states.get(name, (None, None))
+            state, shape = named.get(name, (None, None))
             own_shape = updater.gradients.parameters[number].shape
             if state is not None and (shape is None or own_shape == tuple(shape)):
                 matching[number] = state
@@ -91,7 +91,8 @@ def load_optimizer_state(task: Task, path: str, optimizer: str) -> dict[str, Any
             else:
                 rest.append(name)
         updater.load_optimizer_state(matching)
-    if not any(saved.by_updater.values()):
+    states = [state for named in saved.by_updater.values() for state, _ in named.values()]
+    if not any(states):
         raise ConfigError(
             f"{KEY} = {path!r}: its optimizer keeps no state, like SGD without momentum; leave "
             f"{KEY} out",
