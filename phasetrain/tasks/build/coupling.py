@@ -38,7 +38,10 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     """
     coupled = list_coupled(loss)
     for config in configs if coupled else ():
-        for conflict in (*_list_splits(config), *_list_rank_conflicts(coupled, config, world)):
+        for conflict in (
+            *_list_splits(config, world),
+            *_list_rank_conflicts(coupled, config, world),
+        ):
             raise ConfigError(
                 f"LOSS.name = {config.LOSS.name!r} compares samples of a batch with each other, "
                 f"and {conflict}",
@@ -46,7 +49,7 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
             )
 
 
-def _list_splits(config: AttrDict) -> Iterator[str]:
+def _list_splits(config: AttrDict, world: World) -> Iterator[str]:
     """Yield the settings that compute a batch in parts, with what to do."""
     train = config.DATA.TRAIN
     accumulate = config.OPTIMIZER.accumulate
@@ -68,9 +71,10 @@ def _list_splits(config: AttrDict) -> Iterator[str]:
             "leave max_tokens out"
         )
     for key, split in config.DATA.items():
-        if key != "TRAIN" and (split.micro_batch_size or split.batch_size) < split.batch_size:
+        micro = split.micro_batch_size or split.batch_size
+        if key != "TRAIN" and micro * world.size < split.batch_size:
             yield (
-                f"DATA.{key}.micro_batch_size = {split.micro_batch_size} computes a batch of the "
+                f"DATA.{key}.micro_batch_size = {micro} computes a batch of the "
                 f"test in parts, which changes the loss; omit it, or set a smaller "
                 f"DATA.{key}.batch_size"
             )

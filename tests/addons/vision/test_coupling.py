@@ -82,6 +82,7 @@ def test_ranks_that_exchange_nothing_are_rejected() -> None:
 def test_parts_of_a_test_are_rejected() -> None:
     words = [*SIMCLR, "DATA.TEST.batch_size=64"]
     config = resolve_overrides([*words, "DATA.TEST.micro_batch_size=32"]).config
+    check_coupled(SimCLR(), [config], World(rank=1, size=2))  # a rank has 32 samples
     with pytest.raises(ConfigError, match=r"DATA\.TEST\.micro_batch_size = 32") as caught:
         check_coupled(SimCLR(), [config], World())
     assert caught.value.code == "loss.coupled"
