@@ -9,7 +9,8 @@ scalar with a graph. Its class may have:
                            the progress in [0, 1), `updates` the number of updates made; in tests
                            they are 1.0 and the number of updates planned
     coupled                True if the loss compares samples with each other, False if it does not;
-                           without it the rehearsal compares the loss of a batch with its parts
+                           without it the rehearsal compares the loss of a batch with its parts, if
+                           the run computes batches in parts
     needs_target           False if the loss ignores targets
     ignore_index           target of positions that do not count in the mean
 """
@@ -107,8 +108,9 @@ class CoupledLoss(Protocol):
     """A loss whose value for a sample depends on the other samples of the batch, or on earlier
     batches.
 
-    Computed on parts of a batch, such a loss has a different value, so gradient accumulation and
-    ordered reduction are rejected.
+    Computed on parts of a batch, such a loss has a different value, so gradient accumulation,
+    ordered reduction, and micro-batches of tests are rejected, and several ranks unless the
+    constructor takes `world`, to gather the rows of all ranks.
 
     Attributes:
         coupled: whether samples are coupled; a class attribute.

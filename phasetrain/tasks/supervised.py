@@ -150,7 +150,12 @@ class Supervised(Task):
             target, Mapping | list | tuple
         )
         advice = ""
-        if several and not isinstance(self.parts.loss, WeightedSum | FromModel):
+        if isinstance(error, TypeError) and "required positional argument" in str(error):
+            advice = (
+                "; a loss is called as loss(output, target), so write one that calls it with its "
+                "other arguments, see docs/loss.md#custom-losses"
+            )
+        elif several and not isinstance(self.parts.loss, WeightedSum | FromModel):
             advice = (
                 "; if there are several outputs or targets, assign them to losses with "
                 "LOSS.name=weighted_sum and LOSS.losses.LABEL={name: ..., output: ..., target: ...}"

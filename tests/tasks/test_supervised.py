@@ -32,6 +32,13 @@ def batch(target: Any, inputs: Any = None) -> Batch:
 CLASSES = torch.tensor([0, 1, 1, 0])
 
 
+class Two(nn.Module):
+    """Has two outputs."""
+
+    def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"a": value, "b": value}
+
+
 def test_forward_returns_output_loss_and_weight() -> None:
     out = task(nn.Linear(3, 2), nn.CrossEntropyLoss()).forward(batch(CLASSES))
     assert out.output.shape == (4, 2)
@@ -96,6 +103,12 @@ class TestMisfits:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), batch(CLASSES))
         assert re.search(r"^LOSS: .*\(4,\) float32", found)
 
+    @pytest.mark.parametrize("model", [nn.Linear(3, 2), Two()])
+    def test_loss_with_more_arguments_needs_a_loss_that_calls_it(self, model: nn.Module) -> None:
+        found = self.message(model, nn.CTCLoss(), batch(CLASSES))
+        assert "docs/loss.md#custom-losses" in found
+        assert "weighted_sum" not in found
+
     def test_missing_target_is_rejected(self) -> None:
         found = self.message(nn.Linear(3, 2), nn.CrossEntropyLoss(), batch(None))
         assert "NoneType" in found
@@ -106,10 +119,6 @@ class TestSeveralOutputs:
         "name", ["CrossEntropyLoss", pytest.param("dice", marks=pytest.mark.addon("vision"))]
     )
     def test_mapping_of_outputs_needs_weighted_sum(self, name: str) -> None:
-        class Two(nn.Module):
-            def forward(self, value: torch.Tensor) -> dict[str, torch.Tensor]:
-                return {"a": value, "b": value}
-
         with pytest.raises(ConfigError) as caught:
             task(Two(), LOSSES.build(name)).forward(batch(CLASSES))
         assert "{a: (4, 3) float32, b: (4, 3) float32}" in str(caught.value)

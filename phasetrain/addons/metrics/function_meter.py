@@ -12,6 +12,9 @@ from phasetrain.config.registry import Factory, parameters
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import Better, Meter
 
+ENTRY = "/"
+"""Between `outputs` or `targets` and the name of an entry of a mapping, in names of buffers."""
+
 
 class FunctionMeter(Meter):
     """Value of a function of the outputs and targets of all samples of a phase.
@@ -20,8 +23,8 @@ class FunctionMeter(Meter):
     of a single process.
 
     Args:
-        function: takes outputs and targets `(samples, ...)` on the CPU, and returns a number, or
-            several by name.
+        function: takes outputs and targets on the CPU, each a tensor `(samples, ...)` or a mapping
+            of such tensors, and returns a number, or several by name.
         params: its remaining parameters.
         better: whether larger or smaller values are better; None: the name of the metric says it.
     """
@@ -43,23 +46,51 @@ class FunctionMeter(Meter):
         """Append the outputs and targets of one step.
 
         Raises:
-            ValueError: they are not tensors.
+            ValueError: they are neither tensors nor mappings of tensors.
         """
-        for name, rows in (("outputs", out.output), ("targets", out.target)):
-            if not isinstance(rows, Tensor):
-                raise ValueError(  # noqa: TRY004 - the user chose a metric that does not fit
-                    f"the metric takes tensors, and the {name} are {type(rows).__name__}; select "
-                    f"an entry with the key `{name.removesuffix('s')}` of the metric"
-                )
-            held = self.get_buffer(name)
-            if not len(held):
-                is_16_bit = rows.dtype in (torch.float16, torch.bfloat16)
-                self._buffers[name] = held.to(torch.float32 if is_16_bit else rows.dtype)
-            self.append_rows(name, rows, out.mask)
+        for name, value in (("outputs", out.output), ("targets", out.target)):
+            entries = {name: value}
+            if isinstance(value, Mapping):
+                entries = {f"{name}{ENTRY}{key}": item for key, item in value.items()}
+            for buffer, rows in entries.items():
+                if not isinstance(rows, Tensor):
+                    raise ValueError(  # noqa: TRY004 - the user chose a metric that does not fit
+                        f"the metric takes tensors and mappings of tensors, and the "
+                        f"{buffer.replace(ENTRY, ' ')} are {type(rows).__name__}; select a tensor "
+                        f"with the key `{name.removesuffix('s')}` of the metric"
+                    )
+                self._append(buffer, rows, out.mask)
+
+    def _append(self, name: str, rows: Tensor, mask: Tensor | None) -> None:
+        """Append rows to a buffer, which gets their type first."""
+        self._ensure_buffer(name, rows.device)
+        held = self.get_buffer(name)
+        if not len(held):
+            is_16_bit = rows.dtype in (torch.float16, torch.bfloat16)
+            self._buffers[name] = held.to(torch.float32 if is_16_bit else rows.dtype)
+        self.append_rows(name, rows, mask)
+
+    def _ensure_buffer(self, name: str, device: torch.device) -> None:
+        """Register the buffer of an entry of a mapping, which the first step or checkpoint
+        names."""
+        if name not in self._buffers:
+            self.add_rows(name)
+            self._buffers[name] = self.get_buffer(name).to(device)
+
+    def _join_entries(self, name: str) -> Any:
+        """Return the rows of the outputs or targets in the form in which they came."""
+        prefix = f"{name}{ENTRY}"
+        entries = {
+            key.removeprefix(prefix): rows.cpu()
+            for key, rows in self.named_buffers()
+            if key.startswith(prefix)
+        }
+        return entries or self.get_buffer(name).cpu()
 
     def compute(self) -> float | dict[str, float]:
         """Return the value of the function, or several by name."""
-        value = self._function(self.outputs.cpu(), self.targets.cpu(), **self._params)
+        outputs, targets = self._join_entries("outputs"), self._join_entries("targets")
+        value = self._function(outputs, targets, **self._params)
         if isinstance(value, Mapping):
             return {str(name): float(number) for name, number in value.items()}
         return float(value)
@@ -71,6 +102,7 @@ class FunctionMeter(Meter):
     def load_buffers(self, values: Mapping[str, Tensor]) -> None:
         """Replace buffers by name, with their types."""
         for name, value in values.items():
+            self._ensure_buffer(name, self.outputs.device)
             self._buffers[name] = self.get_buffer(name).to(value.dtype)
         super().load_buffers(values)
 

@@ -13,9 +13,12 @@ from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
+from phasetrain.meters.base import meters_of
+from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Position, Task
+from phasetrain.tasks.build.coupling import list_coupled
 from phasetrain.tasks.dry_run import preserve_state
 from phasetrain.tasks.supervised import Supervised
 
@@ -63,6 +66,41 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
         means[1],
         " and ".join(splits),
     )
+
+
+def check_coupled_tests(run_plan: RunPlan, task: Task) -> None:
+    """Warn if a custom loss that compares samples with each other is tested in several batches.
+
+    Args:
+        run_plan: the run.
+        task: its task.
+    """
+    losses = nn.ModuleList([task.parts.loss, *task.parts.losses])
+    coupled = [part for part in list_coupled(losses) if is_custom(type(part))]
+    if not coupled:
+        return
+    for key, section in run_plan.setup.config.DATA.items():
+        name = key.lower()
+        split = run_plan.data.get(name)
+        measured = meters_of(task.parts.meters, name)
+        if key == "TRAIN" or split is None or split.length <= section.batch_size:
+            continue
+        if not any(isinstance(meter, MeanLoss) for meter in measured.values()):
+            continue
+        log.warning(
+            "DATA.%s: %s compares samples of a batch with each other, and %d samples are tested in "
+            "batches of %d, so the loss of %s is a mean over batches and depends on "
+            "DATA.%s.batch_size; compare it between runs with the same batch size only, or set "
+            "DATA.%s.batch_size=%d; a function as a metric sees all samples of a test at once",
+            key,
+            name_loss(coupled[0]),
+            split.length,
+            section.batch_size,
+            name,
+            key,
+            key,
+            split.length,
+        )
 
 
 def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:

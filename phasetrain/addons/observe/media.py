@@ -13,6 +13,7 @@ import wave
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, Literal
 from weakref import ReferenceType, ref
 
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 
 FOLDER = "media"
 """Folder of the files in the run folder."""
+
+MAX_ROW = 8
+"""Images that are shown side by side; more are a grid."""
 
 MediaKind = Literal["image", "text", "audio"]
 
@@ -70,8 +74,8 @@ def log_image(name: str, image: Any, *, every: int = 1) -> None:
     Args:
         name: name of the image, without a split.
         image: tensor or array: uint8 from 0 to 255, or float from 0 to 1; `(H, W)`, `(C, H, W)`
-            with C of 1 or 3, or `(N, C, H, W)` for N images side by side. Or a function that
-            returns it, called only if it is due.
+            with C of 1 or 3, or `(N, C, H, W)` for N images side by side, more than 8 in a grid.
+            Or a function that returns it, called only if it is due.
         every: log in every n-th update, in tests in every n-th step of the phase.
 
     Raises:
@@ -206,7 +210,7 @@ def _encode_image(name: str, image: Any) -> bytes:
         pixels = pixels.float().nan_to_num().clamp(0, 1).mul(255).round()
     pixels = pixels.to(torch.uint8)
     if pixels.ndim == 4:
-        pixels = torch.cat(list(pixels), 2)
+        pixels = tile_images(pixels)
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
         pixels = pixels[0] if pixels.shape[0] == 1 else pixels.permute(1, 2, 0)
     elif pixels.ndim != 2:
@@ -215,6 +219,16 @@ def _encode_image(name: str, image: Any) -> bytes:
             f"(N, C, H, W), not {tuple(torch.as_tensor(image).shape)}"
         )
     return encode_png(pixels.contiguous().numpy())
+
+
+def tile_images(images: Tensor) -> Tensor:
+    """Return images `(N, C, H, W)` as one of `(C, H, W)`: up to 8 in a row, more of them in a grid
+    with about as many columns as rows, black where images are missing."""
+    count = len(images)
+    columns = max(1, count if count <= MAX_ROW else isqrt(count - 1) + 1)
+    missing = -count % columns
+    padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
+    return torch.cat([torch.cat(list(row), 2) for row in padded.split(columns)], 1)
 
 
 def _draw(name: str, figure: Any) -> bytes:

@@ -2,16 +2,19 @@
 
 from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
-from phasetrain.addons.observe.loss_in_parts import check_loss_in_parts
+from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
-from phasetrain.addons.observe.unscheduled_steps import check_unscheduled_steps
+from phasetrain.addons.observe.unscheduled_steps import (
+    check_unscheduled_steps,
+    check_unused_advance,
+)
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.tasks import Task
 
 
 def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
-    """Warn of losses that depend on how a batch is computed or that broadcast outputs against
-    targets, of mirrored key points, and of train steps that apply no schedule.
+    """Warn of losses that depend on how a batch or a test is computed or that broadcast outputs
+    against targets, of mirrored key points, and of schedules that nothing applies.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -20,7 +23,9 @@ def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
         task: its task, before the first step or in a rehearsal.
     """
     check_loss_in_parts(run_plan, task)
+    check_coupled_tests(run_plan, task)
     check_broadcast_loss(run_plan, task)
     check_ignored_targets(run_plan, task)
     check_mirrored_points(run_plan)
     check_unscheduled_steps(run_plan, task)
+    check_unused_advance(task)

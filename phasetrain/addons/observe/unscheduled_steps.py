@@ -1,10 +1,13 @@
-"""A check for custom train steps that never apply the schedules."""
+"""Checks for schedules that nothing applies: in custom train steps, and of models."""
 
 import logging
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 
+from torch import nn
+
 from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.config.registry import parameters
 from phasetrain.proof.held import is_custom
 from phasetrain.tasks import Task
 
@@ -34,6 +37,30 @@ def check_unscheduled_steps(run_plan: RunPlan, task: Task) -> None:
         type(task).__name__,
         " and ".join(given),
     )
+
+
+def check_unused_advance(task: Task) -> None:
+    """Warn if a part of the model has a method `advance(where, updates)`, which a task calls for
+    losses only.
+
+    Args:
+        task: the task of the run; nothing is reported if it is a custom one, which may call it.
+    """
+    if is_custom(type(task)):
+        return
+    losses = set(nn.ModuleList([task.parts.loss, *task.parts.losses]).modules())
+    for module in task.parts.model.modules():
+        advance = getattr(type(module), "advance", None)
+        if not callable(advance) or module in losses:
+            continue
+        if list(parameters(advance))[-2:] == ["where", "updates"]:
+            log.warning(
+                "MODEL: advance(where, updates) of %s is never called, only the method of a loss "
+                "is: let the model return what the loss needs, and move `advance` to a custom loss "
+                "with needs_target = False, see docs/cookbook/training.md#let-the-model-compute-"
+                "its-own-loss",
+                type(module).__name__,
+            )
 
 
 def begins_updates(task_class: type[Task]) -> bool:

@@ -132,6 +132,10 @@ class ConsoleView(Hook):
             metrics = _select_metrics(metrics, run.task.meters, monitored)
         for name, value in metrics.items():
             direction = resolve_direction(name, run.task.meters)
+            # A term of a loss, `loss_NAME`, may be a weight, unless a meter of this name has it.
+            label, within = split_metric(name, run.task.meters)
+            if name.startswith("loss_") and (not label or (label == "loss" and within)):
+                direction = None
             self._results.add(phase.split, name, (value, run.state.updates), direction)
         if phase.is_train and not run.stopping and run.state.phase < len(run.plan.phases):
             self._print_estimate(run)

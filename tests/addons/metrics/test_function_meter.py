@@ -90,9 +90,32 @@ def test_parameters_and_direction_are_keys() -> None:
         make(scal=1.0)
 
 
-def test_output_that_is_no_tensor_is_rejected() -> None:
-    step = StepOutput(torch.tensor(0.0), 1, 1, {"a": torch.zeros(1, 2)}, torch.tensor([0]), None)
-    with pytest.raises(ValueError, match="outputs are dict"):
+def weighted_error(output: Tensor, target: dict[str, Tensor]) -> float:
+    """Needs two entries of the target."""
+    return float(((output - target["value"]).abs() * target["weight"]).sum())
+
+
+def test_function_gets_mappings_with_all_samples() -> None:
+    meter, copied = (
+        METERS.build(f"{__name__}.weighted_error", {}, where="METERS.error") for _ in range(2)
+    )
+    for output, value in ((1.0, 3.0), (5.0, 4.0)):
+        target = {"value": torch.tensor([value, 9.0]), "weight": torch.tensor([2, 1])}
+        mask = torch.tensor([True, False])
+        rows = torch.tensor([output, 0.0])
+        meter.update(StepOutput(torch.tensor(0.0), 1, 1, rows, target, mask))
+    assert meter.compute() == 6.0  # 2 * |1 - 3| + 2 * |5 - 4|
+    copied.load_rank_state(meter.rank_state())
+    assert copied.compute() == 6.0
+    assert copied.get_buffer("targets/weight").dtype == torch.int64
+    meter.reset()
+    assert meter.compute() == 0.0
+
+
+@pytest.mark.parametrize("output", [[torch.zeros(1, 2)], {"a": {"b": torch.zeros(1)}}])
+def test_output_without_tensors_is_rejected(output: Any) -> None:
+    step = StepOutput(torch.tensor(0.0), 1, 1, output, torch.tensor([0]), None)
+    with pytest.raises(ValueError, match=r"outputs.* are (list|dict).*key `output`"):
         make().update(step)
 
 

@@ -81,6 +81,29 @@ def test_loss_over_the_batch_is_reported_before_the_first_step(loss: Any, tmp_pa
     assert "coupled = True" in line
 
 
+class Whole(Contrast):
+    """Says that it compares samples."""
+
+    coupled = True
+
+
+@pytest.mark.parametrize(
+    ("loss", "size", "warnings"), [(Whole(), 32, 1), (Whole(), 64, 0), (Declared(), 32, 0)]
+)
+def test_coupled_loss_of_a_test_in_several_batches_is_reported(
+    loss: nn.Module, size: int, warnings: int, tmp_path: Path
+) -> None:
+    fit(
+        tmp_path,
+        loss,
+        test=DATA,
+        OPTIMIZER={"name": "sgd", "lr": 0.1},
+        DATA={"TEST": {"batch_size": size}},
+    )
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("set DATA.TEST.batch_size=64") == warnings
+
+
 @pytest.mark.parametrize("loss", [Declared(), Noisy(), Rows(), nn.MSELoss(), mse_loss])
 def test_other_losses_are_accepted(loss: Any, tmp_path: Path) -> None:
     fit(tmp_path, loss)

@@ -15,6 +15,7 @@ from harness import KillAfter, records, run_until_killed, train
 from PIL import Image
 
 import phasetrain
+from phasetrain.addons.observe.media import tile_images
 from phasetrain.hooks import Hook
 
 WORDS = ("PHASES.epochs=2",)
@@ -133,6 +134,15 @@ def test_nothing_is_logged_outside_of_a_run(tmp_path: Path) -> None:
     phasetrain.log_image("x", torch.zeros(2))  # not even its shape is looked at
     train(tmp_path, "PHASES.epochs=1")
     assert not (tmp_path / "media").exists()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, (2, 3)), (8, (2, 24)), (9, (6, 9)), (10, (6, 12))])
+def test_many_images_are_a_grid(count: int, size: tuple[int, int]) -> None:
+    images = torch.arange(1, count + 1).view(-1, 1, 1, 1).expand(-1, 1, 2, 3)
+    (tiled,) = tile_images(images)
+    assert tuple(tiled.shape) == size
+    corners = tiled[::2, ::3].flatten().tolist()
+    assert corners == [*range(1, count + 1), *[0] * (len(corners) - count)]
 
 
 @pytest.mark.parametrize(

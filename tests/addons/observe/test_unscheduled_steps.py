@@ -4,6 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import phasetrain
 from phasetrain.addons.observe.unscheduled_steps import begins_updates
@@ -55,3 +58,36 @@ def test_schedule_without_effect_is_reported(schedules: str, warnings: int, tmp_
     phasetrain.run([*words, task, f"OPTIMIZER.SCHEDULES={schedules}", f"RUN.dir={tmp_path}"])
     log = (tmp_path / "log.txt").read_text()
     assert log.count("does not call self.begin_update(at)") == warnings
+
+
+class Advanced(nn.Linear):
+    """Has a method that only losses should have."""
+
+    def advance(self, where: float, updates: int) -> None:
+        self.where = where
+
+
+class Stepped(nn.Linear):
+    """Has a method of the same name with another meaning."""
+
+    def advance(self, tokens: int) -> None:
+        self.tokens = tokens
+
+
+@pytest.mark.parametrize(("model", "warnings"), [(Advanced, 1), (Stepped, 0)])
+def test_advance_of_a_model_is_reported(
+    model: type[nn.Linear], warnings: int, tmp_path: Path
+) -> None:
+    inputs = torch.zeros(8, 4)
+    run = {"dir": str(tmp_path), "rehearse": True}
+    phasetrain.fit(
+        model(4, 2),
+        train=TensorDataset(inputs, torch.zeros(8, dtype=torch.int64)),
+        loss=nn.CrossEntropyLoss(),
+        epochs=1,
+        batch_size=8,
+        OPTIMIZER={"name": "sgd", "lr": 0.1},
+        RUN=run,
+    )
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("advance(where, updates) of") == warnings

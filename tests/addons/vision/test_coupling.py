@@ -9,7 +9,7 @@ from phasetrain.addons.vision.self_supervised_losses.byol import BYOL
 from phasetrain.addons.vision.self_supervised_losses.simclr import SimCLR
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.coupling import check_coupled, is_coupled
+from phasetrain.tasks.build.coupling import check_coupled, list_coupled
 from phasetrain.testing.build import build_run, resolve_overrides
 
 SIMCLR = ["experiment=digits_simclr"]
@@ -59,5 +59,32 @@ def test_unequal_shards_of_ranks_are_rejected(words: list[str], message: str) ->
 
 
 def test_coupled_term_makes_the_loss_coupled() -> None:
-    assert is_coupled(nn.ModuleList([nn.MSELoss(), SimCLR()]))
-    assert not is_coupled(nn.ModuleList([nn.MSELoss(), BYOL()]))
+    term = SimCLR()
+    assert list_coupled(nn.ModuleList([nn.MSELoss(), term])) == [term]
+    assert list_coupled(nn.ModuleList([nn.MSELoss(), BYOL()])) == []
+
+
+class Pairs(nn.Module):
+    """Compares samples of its own rank only."""
+
+    coupled = True
+
+
+def test_ranks_that_exchange_nothing_are_rejected() -> None:
+    config = resolve_overrides(SIMCLR).config
+    for loss in (Pairs(), nn.ModuleList([SimCLR(), Pairs()])):
+        with pytest.raises(ConfigError, match="constructor of Pairs take `world`") as caught:
+            check_coupled(loss, [config], World(rank=1, size=2))
+        assert caught.value.code == "loss.coupled"
+        check_coupled(loss, [config], World())
+
+
+def test_parts_of_a_test_are_rejected() -> None:
+    words = [*SIMCLR, "DATA.TEST.batch_size=64"]
+    config = resolve_overrides([*words, "DATA.TEST.micro_batch_size=32"]).config
+    check_coupled(SimCLR(), [config], World(rank=1, size=2))  # a rank has 32 samples
+    with pytest.raises(ConfigError, match=r"DATA\.TEST\.micro_batch_size = 32") as caught:
+        check_coupled(SimCLR(), [config], World())
+    assert caught.value.code == "loss.coupled"
+    check_coupled(BYOL(), [config], World())
+    check_coupled(SimCLR(), [resolve_overrides(words).config], World())

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from harness import SMALL, KillAfter, run_until_killed
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from phasetrain.app.api import run
 from phasetrain.hooks import ConsoleView
 from phasetrain.hooks.progress.console import format_memory
+from phasetrain.losses import LoggingLoss
 from phasetrain.runtime.format import format_metric
 from phasetrain.runtime.terminal import Terminal
 
@@ -162,6 +165,24 @@ def test_summary_shows_the_best_metric(tmp_path: Path) -> None:
     assert min(values) != values[-1]  # else the test would say nothing
     value, at = min(values)
     assert f"test/loss {format_metric(value)} (update {at})" in lines
+
+
+class Annealed(LoggingLoss):
+    """Logs a weight next to the loss."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = cross_entropy(output, target)
+        self.logs = {"term": loss.detach(), "weight": torch.tensor(0.5)}
+        return loss
+
+
+def test_logged_terms_of_a_loss_have_no_best(tmp_path: Path) -> None:
+    words = ["LOSS=null", f"LOSS.name={__name__}.Annealed"]
+    declared = "METERS.loss_term={name: logged, of: loss_term}"
+    text = run_and_capture(tmp_path, "PHASES.epochs=1", *words, declared)
+    assert "loss_weight 0.5" in text
+    (best,) = [line for line in masked(text) if line.startswith("best")]
+    assert re.findall(r"test/(\w+)", best) == ["accuracy", "loss", "loss_term"]
 
 
 def test_the_closing_lines_are_whole_after_a_resume(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, get_args
@@ -120,6 +120,8 @@ class _Extraction:
         self.split = _read_in_order(split)
         self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
         self._stream = seed_of(setup.config.RUN.seed, "extract", name)
+        # Shape of the rows of each column, without the rows of other ranks.
+        self._shapes: dict[str, torch.Size] = {}
 
     def run(self) -> tuple[int, int, int]:
         """Make the missing shards, and return the number of rows, of shards, and of reused
@@ -153,11 +155,32 @@ class _Extraction:
                     for batches in loader.batches(phase)
                     for batch in batches
                 ]
-                columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+                columns = {
+                    name: self._join_rows(name, [part[name] for part in parts]) for name in parts[0]
+                }
                 yield number, self.folder.write(number, phase.offset, columns)
                 log.debug("%s: shard %d written, %d rows", self.name, number, len(columns["id"]))
         finally:
             loader.close()
+
+    def _join_rows(self, name: str, parts: Sequence[Tensor]) -> Tensor:
+        """Return the rows of a shard.
+
+        Raises:
+            ConfigError: they differ in shape from each other or from those of earlier shards.
+        """
+        for part in parts:
+            first = self._shapes.setdefault(name, part.shape[1:])
+            if part.shape[1:] != first:
+                raise ConfigError(
+                    f"EXTRACT.splits: rows of {name} of {self.name} have the shape {tuple(first)} "
+                    f"in one batch and {tuple(part.shape[1:])} in another; expected one shape. If "
+                    "sequences are padded per batch, pad all to a fixed length in the dataset or a "
+                    "custom collate function, or, unless it is a target, set "
+                    "EXTRACT.predictions=false and name layers with rows of one shape",
+                    code="extract.shapes",
+                )
+        return torch.cat(list(parts))
 
     def _phase_of_shard(self, index: int, number: int) -> Phase:
         """Return the phase over the samples of one shard; its batches do not depend on other

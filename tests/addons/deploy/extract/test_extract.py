@@ -409,6 +409,46 @@ class TestErrors:
             extract(trained, tmp_path, "EXTRACT.splits=[test]", "DATA.TEST.transforms=[flatten]")
 
 
+class Lengths(Dataset[tuple[Tensor, int]]):
+    """Sequences of 1 to 8 numbers."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.ones(index + 1), index % 2
+
+
+class PerElement(nn.Module):
+    """Has an output for each element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["input"] * self.scale
+
+
+@pytest.mark.parametrize("rows_per_shard", [2, 8])
+def test_rows_of_different_lengths_are_rejected(tmp_path: Path, rows_per_shard: int) -> None:
+    words = [
+        "experiment=null",
+        f"DATA.TEST.dataset={__name__}.Lengths",
+        "DATA.TEST.collate=pad",
+        "DATA.TEST.batch_size=2",
+        f"MODEL.name={__name__}.PerElement",
+        "LOSS.name=cross_entropy",
+        "RUN.engine=extract",
+        "RUN.checkpoint=none",
+        f"EXTRACT.rows_per_shard={rows_per_shard}",
+        f"EXTRACT.dir={tmp_path}/features",
+        f"RUN.dir={tmp_path}/run",
+    ]
+    with raises(ConfigError, code="extract.shapes", key="EXTRACT.splits"):
+        run(words, terminal=Terminal(io.StringIO(), live=False))
+
+
 def test_exhausted_memory_is_no_config_error(tmp_path: Path) -> None:
     words = [
         "RUN.engine=extract",
