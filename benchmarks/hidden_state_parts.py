@@ -525,7 +525,7 @@ HIDDEN = (
         "a counter on the default task",
         "pass",
         """
-        run.task.planted = getattr(run.task, "planted", 0) + 1
+        run.task.planted += 1
         if run.task.planted == 15: scale(run, 0.5)""",
         "def on_start(self, run): run.task.planted = 0",
     ),
