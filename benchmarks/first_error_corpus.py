@@ -157,7 +157,7 @@ VALUES: Sequence[Row] = (
     ("RUN.resume=always", "'must'"),
     ("RUN.engine=training", "'train'"),
     ("RUN.seed=abc", "expected int >= 0"),
-    ("CHECKPOINT.keep_last=1", "expected int >= 2"),
+    ("CHECKPOINT.keep_last=0", "expected int >= 1"),
     ("CHECKPOINT.every_minutes=0", "expected float > 0"),
     ("CHECKPOINT.verify=none", "'off'"),
     ("CHECKPOINT.on_save_error=ignore", "'continue' or 'stop'"),

@@ -1,4 +1,4 @@
-"""Small custom parts as source code: 41 that hold state which no checkpoint contains, and 41 that do
+"""Small custom parts as source code: 53 that hold state which no checkpoint contains, and 47 that do
 not, although they hold values."""
 
 from dataclasses import dataclass, replace
@@ -504,6 +504,105 @@ HIDDEN = (
         ),
         words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
     ),
+    hook(
+        "an option of the default loss changed at the end of a phase",
+        "pass",
+        "pass",
+        """
+        def on_phase_end(self, run, phase, metrics):
+            if phase.index == 0: run.task.loss.label_smoothing = 0.5""",
+    ),
+    replace(
+        hook(
+            "an option of a subclass of a loss of torch set after each update",
+            "pass",
+            "run.task.loss.label_smoothing = 1 / (2 + run.state.updates)",
+            before="class L(nn.CrossEntropyLoss): pass",
+        ),
+        words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
+    hook(
+        "a counter on the default task",
+        "pass",
+        """
+        run.task.planted += 1
+        if run.task.planted == 15: scale(run, 0.5)""",
+        "def on_start(self, run): run.task.planted = 0",
+    ),
+    hook(
+        "a list with a local name",
+        "self.x = []",
+        """
+        x = self.x
+        x.append(1)
+        if len(x) == 15: scale(run, 0.5)""",
+    ),
+    hook(
+        "a dict with a local name",
+        'self.x = {"n": 0}',
+        """
+        x = self.x
+        x["n"] += 1
+        if x["n"] == 15: scale(run, 0.5)""",
+    ),
+    hook(
+        "a list that a function extends",
+        "self.x = []",
+        """
+        push(self.x, 1)
+        if len(self.x) == 15: scale(run, 0.5)""",
+        before="def push(values, value): values.append(value)",
+    ),
+    hook(
+        "a list that gets shorter",
+        "self.x = [1] * 99",
+        """
+        self.x.pop()
+        if len(self.x) == 84: scale(run, 0.5)""",
+    ),
+    hook(
+        "a subclass of dict",
+        "self.x = Counts(n=0)",
+        """
+        self.x["n"] += 1
+        if self.x["n"] == 15: scale(run, 0.5)""",
+        before="class Counts(dict): pass",
+    ),
+    hook(
+        "a bytearray",
+        "self.x = bytearray(1)",
+        """
+        self.x[0] += 1
+        if self.x[0] == 15: scale(run, 0.5)""",
+    ),
+    hook(
+        "an attribute by its name in a text",
+        "self.n = 0",
+        """
+        setattr(self, "n", getattr(self, "n") + 1)
+        if getattr(self, "n") == 15: scale(run, 0.5)""",
+        is_missed=True,
+    ),
+    hook(
+        "another `forward` of the model at update 15",
+        "pass",
+        """
+        if run.state.updates == 15:
+            forward = run.task.model.forward
+            run.task.model.forward = lambda x: forward(x) * 0.5""",
+    ),
+    replace(
+        hook(
+            "an attribute that is set at the start of one phase",
+            "pass",
+            "pass",
+            """
+            def on_phase_start(self, run, phase):
+                if phase.index == 0: run.task.loss.weight = 0.5""",
+            before=SCALED,
+        ),
+        words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
 )
 
 WEIGHTS = """
@@ -527,6 +626,58 @@ CLEAN = (
             before=SCALED,
         ),
         words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
+    replace(
+        hook(
+            "an attribute of the loss that is set at the start of all later phases",
+            "pass",
+            "pass",
+            """
+            def on_phase_start(self, run, phase):
+                if phase.index >= 1: run.task.loss.weight = 0.5""",
+            before=SCALED,
+        ),
+        words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
+    ),
+    hook(
+        "a value that is set at the start of each train phase",
+        "self.x = 1",
+        "scale(run, 1 - 1e-5 * self.x)",
+        """
+        def on_phase_start(self, run, phase):
+            if phase.is_train: self.x = phase.index""",
+    ),
+    hook(
+        "an option set before each step",
+        "pass",
+        "pass",
+        """
+        def on_step_start(self, run, phase):
+            run.task.loss.label_smoothing = 1 / (2 + run.state.updates)""",
+    ),
+    hook(
+        "an option set at the start of each phase",
+        "pass",
+        "pass",
+        """
+        def on_phase_start(self, run, phase):
+            run.task.loss.label_smoothing = 1 / (2 + phase.index)""",
+    ),
+    hook(
+        "entries with a local name",
+        "self.x = {}",
+        """
+        x = self.x
+        x["n"] = run.state.updates
+        scale(run, 1 - 1e-5 * self.x["n"])""",
+    ),
+    hook(
+        "random numbers outside of steps",
+        "pass",
+        "pass",
+        """
+        def on_phase_end(self, run, phase, metrics):
+            scale(run, 1 - 0.1 * random.random())""",
     ),
     # Hooks that keep their state, in all the ways that there are.
     hook(

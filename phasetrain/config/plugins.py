@@ -40,10 +40,15 @@ def run_imports(names: Sequence[str], folders: Sequence[str] = ()) -> list[Probl
             message = f"RUN.imports: {_describe_import_error(name, error)}"
         else:
             file = getattr(module, "__file__", None) or "<part of Python>"
-            hidden = [path for path in searched if Path(path, f"{name}.py").is_file()]
+            hidden = [
+                path
+                for folder in searched
+                for path in (Path(folder, f"{name}.py"), Path(folder, name, "__init__.py"))
+                if path.is_file()
+            ]
             if is_user_file(file) or not hidden:
                 continue
-            message = f"RUN.imports: {name} is {file}, which hides {hidden[0]}/{name}.py; rename it"
+            message = f"RUN.imports: {name} is {file}, which hides {hidden[0]}; rename it"
         problems.append(Problem.from_message(message, "config.import_failed", "RUN.imports"))
     return problems
 

@@ -181,6 +181,8 @@ class CheckpointHook(Hook):
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Check before the first step that the whole state can be saved."""
+        if self._watch is not None:
+            self._watch.open_phase(run)
         if self._checked:
             return
         self._checked = True
@@ -355,6 +357,8 @@ class CheckpointHook(Hook):
 
     def close(self) -> None:
         """Wait for the current save, if an error has skipped the events that do."""
+        if self._watch is not None:
+            self._watch.close()
         if self._writing.busy:
             try:
                 self._writing.take()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -20,12 +21,16 @@ from phasetrain.hooks.base import (
     overrides,
 )
 from phasetrain.hooks.error_policy import HookErrorGuard
+from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
 EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
+
+SEEDED = ("on_phase_start", "on_step_start", "on_step", "on_metrics", "on_phase_end")
+"""Events outside of the passes, in which the task seeds."""
 
 ADDED = "+added"
 """Key in the state of the hooks for the labels of hooks that were added while the run was going."""
@@ -211,6 +216,8 @@ class Hooks:
             if not overrides(hook, event):
                 continue
             call = attrgetter(event)(hook)
+            if event in SEEDED and not hook.observe_only:
+                call = partial(_call_seeded, call, self._labels[id(hook)], event)
             if event == "on_exception":
                 # Neither guarded nor wrapped: an error in it is added to the first one as a note.
                 calls.append(call)
@@ -223,6 +230,16 @@ class Hooks:
                 call = wrapping.around(self._labels[id(hook)], event.removeprefix("on_"), call)
             calls.append(call)
         return calls
+
+
+def _call_seeded(
+    call: Callable[..., Any], label: str, event: str, run: Run, phase: Phase, *args: Any
+) -> None:
+    """Call an event after seeding the global generators by the position."""
+    # A resume in a phase begins it again.
+    at = () if event == "on_phase_start" else (run.state.updates, run.state.step)
+    reseed_all(seed_of(run.config.RUN.seed, "hooks", label, event, phase.index, *at))
+    call(run, phase, *args)
 
 
 def _runs_on(hook: Hook, world: World) -> bool:

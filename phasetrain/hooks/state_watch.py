@@ -8,7 +8,9 @@ The class of a custom part may have:
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import FunctionType, ModuleType
 from typing import Any, Literal
@@ -75,18 +77,37 @@ class HeldState:
         if not self._holders:  # parts of phasetrain and torch keep their state
             return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
-        holders = [holder for _, holder in self._holders]
+        # The content of a container belongs to the part that has it.
+        holders = [holder for _, holder in self._holders if not isinstance(holder, dict | list)]
         saved = Saved(modules, self._list_parts() + holders)
-        held = read_held(self._holders, self.modules, saved, is_whole=is_whole)
-        for path, module in _list_modules(self._task):
-            held[path] = Held(path.partition(".")[0], module, "", read_setup(module))
+        others = [("task", self._task), *_list_modules(self._task)]
+        trusted = [other for other in others if not is_custom(type(other[1]))]
+        held = read_held([*self._holders, *trusted], self.modules, saved, is_whole=is_whole)
+        for path, owner in others:
+            for name, key in read_setup(owner).items():
+                held[f"{path}/{name}"] = Held(path, owner, name, key, kind="option")
         return held
+
+    def is_same(self, before: Held | None, held: Held) -> bool:
+        """Return whether an object has changed in place, and not by entries that the source
+        assigns."""
+        if before is None or not before.identity == held.identity != 0:
+            return False
+        return held.kind != "container" or self.uses.entries.isdisjoint(list_uses(held))
+
+    def is_grown(self, held: Held) -> bool:
+        """Return whether a value depends on its earlier value, or was set after the step before;
+        the source shows no step that reads an option."""
+        names = self.uses.grown | self.uses.late if held.kind == "option" else self.uses.grown
+        return not names.isdisjoint(list_uses(held))
 
     def may_matter(self, held: Held, *, in_place: bool) -> bool:
         """Return whether a changed value may affect later steps."""
         if held.name in getattr(held.owner, "recomputed", ()):
             return False
-        return any(self.uses.may_matter(name, in_place=in_place) for name in list_uses(held))
+        return held.kind == "option" or any(
+            self.uses.may_matter(name, in_place=in_place) for name in list_uses(held)
+        )
 
     def is_saved(self, held: Held) -> bool:
         """Return whether the state that checkpoints contain depends on a value."""
@@ -147,6 +168,7 @@ class StateWatch:
         state: the values; None before the first phase.
         phase: the phase under way; None before the first one.
         looks: whether `end_step` compares anything after the next step.
+        close: ends what `open_phase` has begun, and returns the attributes that were assigned.
     """
 
     def __init__(
@@ -163,8 +185,41 @@ class StateWatch:
         self.state: HeldState | None = None
         self._before: dict[str, Held] = {}
         self._last: dict[str, Held] = {}
+        self._opened: dict[str, Held] = {}
+        self._initial: dict[str, Held] = {}
+        self._starts: Counter[Any] = Counter()
+        self.close = _record_assignments(())
         self._known: set[str] = set()
         self._steps: dict[str, int] = {}
+
+    def open_phase(self, run: Run) -> None:
+        """Call it before the hooks begin a phase, which may set values for later phases too."""
+        if run.hooks.acts_at_phase_start:
+            state = self.state or HeldState(run.task, run.hooks.by_label, self._inexact)
+            self._opened = state.read()
+            self.close()
+            self.close = _record_assignments(held.owner for held in self._opened.values())
+
+    def _find_lost(self, split: str) -> set[str]:
+        """Return the paths of attributes that hooks have set at the start of an earlier phase, and
+        not of this one: a resume would have the initial values."""
+        assigned = self.close()
+        self._starts.update([split, *((split, name) for name in assigned)])
+        lost = set()
+        for path, held in self._last.items():
+            name = (id(held.owner), held.name)
+            before = self._opened.get(path, held)
+            # A task has other methods that set values, and data is read from here on.
+            if name in assigned and is_changed(before.key, held.key):
+                if held.part != "task" and not held.part.startswith("data."):
+                    self._initial.setdefault(path, before)
+            elif path in self._initial and name not in assigned:
+                # An attribute that is set in each train phase is assumed to be read there alone.
+                others = self._steps.keys() - {split}
+                is_of_others = any(self._starts[one, name] == self._starts[one] for one in others)
+                if self._starts[split, name] or not is_of_others:
+                    lost.add(path)
+        return lost
 
     def begin_phase(self, run: Run, phase: Phase) -> None:
         """Call it when all hooks have begun a phase: a resume in it does the same again."""
@@ -176,8 +231,11 @@ class StateWatch:
             self.state = HeldState(run.task, run.hooks.by_label, self._inexact)
             self._begin(self.state, run.state.updates)
         self._last = self.state.read()
+        lost = self._find_lost(phase.split)
         for path, held in self._last.items():
-            if self.state.uses.grown.isdisjoint(list_uses(held)):
+            if path in lost:
+                self._before[path] = self._initial[path]
+            elif not self.state.is_grown(held):
                 self._before[path] = held
             self._add_new(path, held)
 
@@ -191,12 +249,11 @@ class StateWatch:
         now = self.state.read()
         for path, held in now.items():
             before = self._last.get(path, held)
-            is_same = before.identity == held.identity != 0
             if steps == 1:
                 self._add_new(path, held)
-            elif is_same or not is_changed(before.key, held.key):
+            elif self.state.is_same(before, held) or not is_changed(before.key, held.key):
                 continue
-            elif self.state.uses.grown.isdisjoint(list_uses(held)):
+            elif not self.state.is_grown(held):
                 self._known.add(path)
         self._last = now
 
@@ -221,8 +278,7 @@ class StateWatch:
             if before and not is_changed(before.key, held.key):
                 self._add_new(path, held)
                 continue
-            is_same = before is not None and before.identity == held.identity != 0
-            if state.may_matter(held, in_place=is_same):
+            if state.may_matter(held, in_place=state.is_same(before, held)):
                 self._known.add(path)
                 if not state.is_saved(held):
                     lines[describe_held(held)] = record_held(held)
@@ -233,6 +289,38 @@ class StateWatch:
         before = self._before.setdefault(path, held)
         if isinstance(before.key, dict) and isinstance(held.key, dict):
             self._before[path] = replace(before, key=held.key | before.key)
+
+
+def _record_assignments(owners: Iterable[object]) -> Callable[[], Collection[tuple[int, str]]]:
+    """Note the attributes that are assigned to objects, until the result is called. It returns the
+    id of the object and the name of each."""
+    assigned: set[tuple[int, str]] = set()
+    originals: dict[Any, Any] = {}
+
+    def record(kind: Any) -> None:
+        assign = kind.__setattr__
+
+        def note(owner: object, name: str, value: object) -> None:
+            assigned.add((id(owner), name))
+            assign(owner, name, value)
+
+        original = vars(kind).get("__setattr__")
+        kind.__setattr__ = note
+        originals[kind] = original
+
+    def close() -> Collection[tuple[int, str]]:
+        while originals:
+            kind, original = originals.popitem()
+            if original is None:
+                del kind.__setattr__
+            else:
+                kind.__setattr__ = original
+        return assigned
+
+    for kind in {type(owner) for owner in owners}:
+        with suppress(TypeError):  # a function or module, or a class of an extension
+            record(kind)
+    return close
 
 
 def describe_place(held: Held) -> str:
@@ -259,8 +347,8 @@ def describe_held(held: Held) -> str:
         "; if a resume computes it again, or no weight depends on it, name it in the class: "
         f"`recomputed = ({name!r},)`"
     )
-    if not name:
-        fix, declare = "set it in `on_start` or `on_phase_start` of a hook", ""
+    if not name or held.kind == "option":
+        fix, declare = "set it in `on_start`, or in `on_phase_start` of each phase", ""
     elif isinstance(owner, Hook):
         fix = (
             f'add `"{name}": self.{name}` to what `state_dict` returns, and '
@@ -316,4 +404,4 @@ def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
     for name, part in task.stateful().items():
         if isinstance(part, nn.Module):
             for path, module in part.named_modules():
-                yield f"{name}.{path}", module
+                yield f"{name}.{path}".strip("."), module

@@ -63,9 +63,11 @@ class Held:
     Attributes:
         part: label of the part.
         owner: object, class or module that has it; a function for a variable of its closure.
-        name: its name there; empty for the setup of a module.
+        name: its name there; empty for the hooks of a module.
         key: the value that is compared, see `is_changed`.
-        identity: id of the value; 0 for numbers and containers, whose changes the source shows.
+        identity: id of the value; 0 for numbers, texts and tuples.
+        kind: `option` of a class of torch or phasetrain, which reads it, `container` (a list or
+            dict, whose changes the source may show), or empty.
     """
 
     part: str
@@ -73,6 +75,7 @@ class Held:
     name: str
     key: Any
     identity: int = 0
+    kind: str = ""
 
 
 class Saved:
@@ -212,9 +215,10 @@ def read_held(
                 log.debug("%s: %s cannot be compared: %s", label, name, error)
                 continue
             if key is not None:
-                identity = 0 if isinstance(value, PLAIN | dict | list | tuple) else id(value)
+                identity = 0 if isinstance(value, PLAIN | tuple) else id(value)
                 path = f"{label}{counts[label]}.{name}"
-                held[path] = Held(part, owner, name, key, identity)
+                kind = "container" if isinstance(value, dict | list) else ""
+                held[path] = Held(part, owner, name, key, identity, kind)
     return held
 
 
@@ -267,7 +271,7 @@ def _list_owners(modules: Iterable[ModuleType]) -> Iterator[Any]:
 def _list_values(owner: Any) -> dict[str, Any]:
     """Return the values that a holder, a class, a module or a function has by itself."""
     values = dict(getattr(owner, "__dict__", {}))
-    own = frozenset[str]()
+    own = dict[str, bool]()
     if isinstance(owner, FunctionType):
         names = owner.__code__.co_varnames[: owner.__code__.co_argcount]
         defaults = reversed(owner.__defaults__ or ())
@@ -293,19 +297,18 @@ def _list_cells(function: FunctionType) -> dict[str, Any]:
 
 
 @functools.cache
-def _list_own_names(kind: Any) -> frozenset[str]:
-    """Return the names of the attributes that trusted base classes set."""
-    names = set(vars(nn.Module())) if issubclass(kind, nn.Module) else set()
+def _list_own_names(kind: Any) -> dict[str, bool]:
+    """Return the names of the attributes that trusted base classes set, and whether they are
+    options: set by constructors alone."""
+    names = dict.fromkeys(vars(nn.Module()), False) if issubclass(kind, nn.Module) else {}
     for base in kind.__mro__:
-        for function in () if is_custom(base) else vars(base).values():
+        for label, function in () if is_custom(base) else vars(base).items():
             if isinstance(function, FunctionType):
-                pairs = pairwise(get_instructions(function))
-                names |= {
-                    str(code.argval)
-                    for before, code in pairs
-                    if code.opname == "STORE_ATTR" and before.argval == "self"
-                }
-    return frozenset(names)
+                is_constructor = label in ("__init__", "__setstate__")
+                for before, code in pairwise(get_instructions(function)):
+                    if code.opname == "STORE_ATTR" and before.argval == "self":
+                        names[code.argval] = names.get(code.argval, True) and is_constructor
+    return names
 
 
 def read_key(  # noqa: C901, PLR0912 - one case for each kind
@@ -316,6 +319,8 @@ def read_key(  # noqa: C901, PLR0912 - one case for each kind
         return None
     if isinstance(value, PLAIN):
         return to_plain_key(value)
+    if isinstance(value, bytearray):
+        return bytes(value)
     if isinstance(value, CACHED):
         # With arguments it may be a cache that grows.
         code = getattr(value.__wrapped__, "__code__", None)
@@ -382,11 +387,17 @@ def _read_iterator(value: Iterator[Any]) -> int | None:
             return None
 
 
-def read_setup(module: nn.Module) -> Any:
-    """Return the number of hooks registered on a module, and the options of a module of torch, such
-    as the probability of a dropout."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
-    values = vars(module).items() if type(module).__module__.startswith("torch.") else ()
-    plain = {name: value for name, value in values if isinstance(value, PLAIN)}
-    plain.pop("training", None)  # a checkpoint has it
-    return sum(map(len, hooks)), tuple(plain.items())
+def read_setup(owner: object) -> dict[str, Any]:
+    """Return the options of a module or task that classes of torch or phasetrain read, such as the
+    probability of a dropout; under an empty name, the number of hooks registered on a module."""
+    kind: Any = type(owner)
+    options = _list_own_names(kind)
+    setup = {
+        name: to_plain_key(value)
+        for name, value in vars(owner).items()
+        if options.get(name) and isinstance(value, PLAIN)
+    }
+    if isinstance(owner, nn.Module):
+        hooks = (owner._forward_hooks, owner._forward_pre_hooks, owner._backward_hooks)
+        setup[""] = sum(map(len, hooks))
+    return setup

@@ -37,6 +37,8 @@ class Uses(ast.NodeVisitor):
         grown: names that a function updates from their earlier value, or that only hooks assign
             after a step, as an attribute of a part, so that the next step reads it.
         kept: names that a function assigns in some calls only.
+        late: attributes that only hooks assign, after a step.
+        entries: names of which a function assigns an entry with a constant key.
         is_complete: whether the source of all modules was found.
     """
 
@@ -45,13 +47,15 @@ class Uses(ast.NodeVisitor):
         self.written: set[str] = set()
         self.grown: set[str] = set()
         self.kept: set[str] = set()
+        self.entries: set[str] = set()
+        self._aliases: dict[str, str] = {}
         self.is_complete = True
         self._fresh: set[str] | None = None
         self._read_here: set[str] = set()
         self._is_conditional = False
         self._cached: set[str] = set()
         self._function = ""
-        self._late: set[str] = set()
+        self.late: set[str] = set()
         self._early: set[str] = set()
         self._read_early: set[str] = set()
         definitions: dict[str, list[ast.stmt]] = {}
@@ -67,7 +71,8 @@ class Uses(ast.NodeVisitor):
                 self.visit(node)
                 left |= {_name(part).removeprefix(".") for part in ast.walk(node)}
                 left &= definitions.keys()
-        self.grown |= (self._late & self._read_early) - self._early
+        self.late -= self._early
+        self.grown |= self.late & self._read_early
 
     def may_matter(self, name: str, *, in_place: bool) -> bool:
         """Return whether a changed value may affect later steps.
@@ -85,11 +90,11 @@ class Uses(ast.NodeVisitor):
         """Read a function; the values that it has assigned itself are fresh from there on."""
         if node.name in SKIPPED:
             return
-        outer = self._fresh, self._read_here, self._is_conditional, self._function
+        outer = self._fresh, self._read_here, self._is_conditional, self._function, self._aliases
         self._fresh, self._read_here, self._is_conditional = set(), set(), False
-        self._function = self._function or _find_event(node)
+        self._function, self._aliases = self._function or _find_event(node), {}
         self.generic_visit(node)
-        self._fresh, self._read_here, self._is_conditional, self._function = outer
+        self._fresh, self._read_here, self._is_conditional, self._function, self._aliases = outer
 
     def visit(self, node: ast.AST) -> None:
         """Visit a node; names that a branch assigns are assigned in some calls only."""
@@ -109,6 +114,10 @@ class Uses(ast.NodeVisitor):
         self.visit(node.value)
         for target in node.targets:
             self._write(target)
+            if isinstance(target, ast.Name):  # a container may be changed by a local name
+                self._aliases.pop(target.id, None)
+                if isinstance(node.value, ast.Attribute):
+                    self._aliases[target.id] = _name(node.value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         """Note the name that is updated; that alone does not read it."""
@@ -155,12 +164,14 @@ class Uses(ast.NodeVisitor):
         is_entry = isinstance(target, ast.Subscript)
         while isinstance(target, ast.Subscript):
             target = target.value
+        if is_entry:
+            self.entries.add(self._aliases.get(_name(target), _name(target)))
         if isinstance(target, ast.Attribute):
             self.visit(target.value)
             if self._function not in LATE:
                 self._early.add(_name(target))
             elif _name(target.value) != "self":
-                self._late.add(_name(target))
+                self.late.add(_name(target))
         if self._fresh is not None:
             self._note_write(_name(target), self._fresh, is_entry=is_entry)
 
@@ -180,7 +191,7 @@ class Uses(ast.NodeVisitor):
         while isinstance(target, ast.Subscript):
             self.visit(target.slice)
             target = target.value
-        name = _name(target)
+        name = self._aliases.get(_name(target), _name(target))
         if not name:
             self.visit(target)
         elif self._fresh is not None and name not in self._fresh:

@@ -388,9 +388,12 @@ def test_imports_register_parts_from_the_current_folder(
     assert run_imports(["parts_of_the_current_folder"]) == []
     assert run_imports(["colorsys", "zlib"]) == []
     (tmp_path / "colorsys.py").write_text("")
-    (hidden,) = run_imports(["colorsys"])
-    assert (hidden.code, hidden.key) == ("config.import_failed", "RUN.imports")
-    assert f"hides {tmp_path}/colorsys.py" in hidden.message
+    (tmp_path / "xmlrpc").mkdir()
+    (tmp_path / "xmlrpc" / "__init__.py").write_text("")
+    for name, file in (("colorsys", "colorsys.py"), ("xmlrpc", "xmlrpc/__init__.py")):
+        (hidden,) = run_imports([name])
+        assert (hidden.code, hidden.key) == ("config.import_failed", "RUN.imports")
+        assert f"hides {tmp_path}/{file}" in hidden.message
     assert sys.modules.pop("parts_of_the_current_folder").VALUE == 3
     assert sys.path[-1] == str(tmp_path)
 

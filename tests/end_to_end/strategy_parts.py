@@ -126,6 +126,8 @@ class Spared(nn.Module):
         used: number of passes, from the first, in which the output depends on it.
     """
 
+    recomputed = ("used",)
+
     def __init__(self, *, spare: bool = True, used: int = 0) -> None:
         super().__init__()
         self.head = nn.Linear(64, 10)

@@ -1,10 +1,15 @@
 """A hook whose methods take other arguments is rejected when hooks are put together, and events
 within a step reach hooks with what `Hook` declares."""
 
+import random
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
 
 from phasetrain.errors import ConfigError
@@ -67,3 +72,35 @@ def test_event_within_a_step_reaches_hooks_with_run_and_phase(event: str) -> Non
     assert calls == [("run", "phase", *arguments)]
     getattr(StepEvents(), event)(*arguments)
     assert len(calls) == 1
+
+
+class Drawing(Hook):
+    """Scales the weights by random numbers of all global generators."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def draw(self) -> float:
+        return 1 - 0.01 * (random.random() + np.random.random() + float(torch.rand(())))
+
+    def scale(self, run: Any, *args: Any) -> None:
+        with torch.no_grad():
+            for parameter in run.task.model.parameters():
+                parameter.mul_(self.draw() * self.factor)
+
+    on_step_start = on_step = on_metrics = on_phase_end = scale
+
+    def on_phase_start(self, run: Any, phase: Any) -> None:
+        self.factor = self.draw()  # a resume in the phase does it again
+
+
+@pytest.mark.feature("resume.hidden_state")
+@pytest.mark.parametrize("updates", [3, 5])
+def test_random_numbers_outside_of_passes_resume_exactly(updates: int, tmp_path: Path) -> None:
+    words = ("PHASES.epochs=2", "RUN.rehearse=false", f"+HOOKS.draw.name={__name__}.Drawing")
+    train(tmp_path / "whole", *words)
+    hooks: dict[str, Hook] = {"save": SaveEachStep(), "kill": KillAfter(updates)}
+    run_until_killed(tmp_path / "killed", *words, hooks=hooks)
+    random.seed(1)
+    train(tmp_path / "killed", *words)
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []

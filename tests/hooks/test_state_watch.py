@@ -276,7 +276,13 @@ def _list_parts(kind: str) -> list[Any]:
     return list(vars(hidden_state_parts)[kind])
 
 
-QUICK = ("hook: an object with a counter", "task: a target network synced every 30 updates")
+QUICK = (
+    "hook: an object with a counter",
+    "hook: an option of the default loss changed at the end of a phase",
+    "hook: a list with a local name",
+    "hook: an attribute that is set at the start of one phase",
+    "task: a target network synced every 30 updates",
+)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class ResumeProof:
         lines = {
             describe_held(held): record_held(held)
             for held in lost.values()
-            if state.may_matter(held, in_place=bool(held.identity))
+            if state.may_matter(held, in_place=bool(held.identity) and not held.kind)
         }
         for found in task.parts.world.all_gather(lines):
             problems |= found

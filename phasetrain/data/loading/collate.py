@@ -40,7 +40,7 @@ class UnequalShapesError(ValueError):
     ) -> None:
         super().__init__(
             f"{difference}; {advice}resize samples to one shape (a transform such as resize), or "
-            "set another collate"
+            "set another collate, for each split: DATA.TRAIN.collate, DATA.TEST.collate, ..."
         )
         self.difference = difference
         self.sample = sample

@@ -256,7 +256,7 @@ class HeldValues(Hook):
             for path, held in state.read().items()
             if held.name
             and state.may_matter(held, in_place=True)
-            and (held.identity or not uses.isdisjoint(list_uses(held)))
+            and ((held.identity and not held.kind) or not uses.isdisjoint(list_uses(held)))
             and not is_changed(self._first.get(path, held).key, held.key)
             and not state.is_saved(held)
         ]
