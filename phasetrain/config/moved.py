@@ -111,6 +111,7 @@ MOVED = MappingProxyType(
         "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
         "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
         "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
+        "phasetrain.testing.sync": f"{ADDONS}.observe.device_sync",
     }
 )
 """Former name of a module or package -> its present name; the longest match counts."""

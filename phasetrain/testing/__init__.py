@@ -1,5 +1,6 @@
 """The proof kit: checks phasetrain's promises for custom parts, with any test framework or none."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from phasetrain.config.addons import find_service, require_service
@@ -8,7 +9,6 @@ from phasetrain.testing.kills import KillAfter, Killed, SaveEachStep
 from phasetrain.testing.learning import assert_learns_one_batch
 from phasetrain.testing.resume import assert_exact_resume
 from phasetrain.testing.round_trip import assert_state_round_trip
-from phasetrain.testing.sync import assert_no_device_sync
 from phasetrain.testing.world import assert_world_size_invariant
 
 
@@ -19,6 +19,14 @@ def _require_memory_handler(*_: Any) -> Any:
 MemoryHandler: Any = find_service("memory_handler") or _require_memory_handler
 """An object store in memory for iopath, under `mem://`, of the add-on `remote`; without the add-on,
 a call is an error that names it."""
+
+
+def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = None) -> None:
+    """Check that train steps do not wait for the device; see
+    `phasetrain.addons.observe.device_sync`."""
+    check = require_service("assert_no_device_sync", "observe", "assert_no_device_sync")
+    check(overrides, config_dir=config_dir)
+
 
 __all__ = [
     "KillAfter",

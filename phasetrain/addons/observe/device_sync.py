@@ -1,5 +1,6 @@
 """Checks that train steps do not wait for the device."""
 
+import io
 import sys
 import tempfile
 import warnings
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasetrain
 from phasetrain.engine.loop import PhaseEngine
-from phasetrain.testing.kills import run_quietly
+from phasetrain.runtime.terminal import Terminal
 
 UPDATES = 5
 """Number of updates; all but the first are watched."""
@@ -71,7 +72,12 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
     words += ["RUN.engine=train", "CHECKPOINT.every_updates=null", "CHECKPOINT.every_epochs=null"]
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
-        run_quietly([*words, f"RUN.dir={folder}/run"], config_dir=config_dir, loop=watch.loop)
+        phasetrain.run(
+            [*words, f"RUN.dir={folder}/run"],
+            config_dir=config_dir,
+            loop=watch.loop,
+            terminal=Terminal(io.StringIO(), live=False),
+        )
     if watch.found:
         lines = [
             f"{reader} ({operator}), {times} times"
