@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
-from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
+from phasetrain.losses import CoupledLoss, FromModel, FunctionLoss, name_loss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Position, Task
 from phasetrain.tasks.dry_run import preserve_state
+from phasetrain.tasks.inference import eval_mode
 from phasetrain.tasks.supervised import Supervised
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
         return
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+    _check_scalar_outputs(run_plan, task, phase, loss, splits)
     if not is_undeclared(loss):
         return
     try:
@@ -63,6 +66,110 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
         means[1],
         " and ".join(splits),
     )
+
+
+def _check_scalar_outputs(
+    run_plan: RunPlan, task: Supervised, phase: Phase, loss: nn.Module, splits: Sequence[str]
+) -> None:
+    """Warn if the loss uses a scalar that the model computes over the batch, and parts have another
+    mean of it.
+
+    Dropout and batch normalization are off, since their outputs for parts differ anyway.
+    """
+    if any(isinstance(module, CoupledLoss | FromModel) for module in loss.modules()):
+        return
+    try:
+        out = compute_first_batch(run_plan, task, phase, loss)
+        with run_plan.machine.apply_settings():
+            names = find_used_scalars(deepcopy(loss).train(), out.output, out.target)
+        if not names:
+            return
+        means = _compare_scalars(run_plan, task, phase)
+    except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
+        log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
+        return
+    for name in names:
+        found = "it may be another one on average over parts"  # random, or missing in eval mode
+        if name in means:
+            if math.isclose(*means[name], rel_tol=TOLERANCE, abs_tol=1e-6):
+                continue
+            found = "it is {:.4g} for the first samples and {:.4g} on average over their halves"
+            found = found.format(*means[name])
+        log.warning(
+            "LOSS uses the scalar %r of the model's output, which the model computes over a batch: "
+            "%s, and %s changes the loss. Compute batches as a whole, or let the model return the "
+            "values of samples, whose mean the loss takes; set coupled = False in the class of the "
+            "loss to accept the difference",
+            name,
+            found,
+            " and ".join(splits),
+        )
+
+
+def find_used_scalars(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> list[str]:
+    """Return the scalars in an output of a model on which a loss depends.
+
+    Args:
+        loss: function of output and target.
+        output: mapping of tensors; there are no scalars in any other output.
+        target: what the loss takes as the target.
+    """
+    if not isinstance(output, Mapping):
+        return []
+    scalars = {
+        str(name): value.detach().clone().requires_grad_()
+        for name, value in output.items()
+        if isinstance(value, Tensor) and not value.ndim and value.is_floating_point()
+    }
+    if not scalars:
+        return []
+    with torch.enable_grad():
+        value = loss({**output, **scalars}, target)
+        if not value.requires_grad:
+            return []
+        gradients = torch.autograd.grad(value, list(scalars.values()), allow_unused=True)
+    return [name for name, grad in zip(scalars, gradients, strict=True) if grad is not None]
+
+
+def _compare_scalars(
+    run_plan: RunPlan, task: Supervised, phase: Phase
+) -> dict[str, tuple[float, float]]:
+    """Return name -> value of a scalar output for the first samples, and its mean over the halves,
+    as the model computes them in eval mode; without those that have no fixed value."""
+    loader = task.parts.loaders[phase.data]
+    batch = loader.read(loader.find_first_draw(phase))
+    samples, half = batch.size, batch.size // 2
+
+    def compute(rows: slice) -> Mapping[str, Any]:
+        part = replace(
+            batch,
+            input=map_tensors(batch.input, lambda tensor: tensor[rows]),
+            target=map_tensors(batch.target, lambda tensor: tensor[rows]),
+            ids=batch.ids[rows],
+            size=len(batch.ids[rows]),
+            mask=None,
+        )
+        output: Mapping[str, Any] = task.output_of(part.to(run_plan.machine.device))
+        return output
+
+    task.begin(phase, fresh=False)
+    task.model = task.parts.model
+    with (
+        run_plan.machine.apply_settings(),
+        preserve_state(task),
+        torch.no_grad(),
+        eval_mode(task.parts.model),
+    ):
+        whole, again = compute(slice(None)), compute(slice(None))
+        first, second = compute(slice(half)), compute(slice(half, None))
+    return {
+        name: (
+            float(value),
+            (half * float(first[name]) + (samples - half) * float(second[name])) / samples,
+        )
+        for name, value in whole.items()
+        if isinstance(value, Tensor) and not value.ndim and torch.equal(value, again[name])
+    }
 
 
 def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:
