@@ -398,10 +398,8 @@ class StepRunner(ABC):
         The seed is a function of the position and of `stream`, so no checkpoint has to hold it.
         """
         rank, number = self._strategy.seed_key(micro)
-        # A checkpoint therefore holds no generator state, and a run resumed at any step, with
-        # any number of workers, draws the same numbers. The step is shifted by 16 bits to
-        # leave room for the number of the micro-batch.
-        # Each test draws the same, so that a metric changes with the weights alone.
+        # Resumed at any step, with any number of workers, a run draws the same numbers. All tests
+        # draw the same. The step is shifted by 16 bits to leave room for the micro-batch.
         updates = at.updates if at.split == TRAIN else 0
         seed = mix_seed(self._stream(at.split, rank), updates, at.step << 16 | number)
         if stream:

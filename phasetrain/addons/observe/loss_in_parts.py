@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 TOLERANCE = 1e-3
 """Relative difference that is taken for rounding."""
 
+SCALAR_TOLERANCE = 1e-4
+"""The same for a scalar of the model, whose dependence on the batch may be weak at first."""
+
+SPREAD = 4.0
+"""Samples are also compared with factors from -4 to 4: at first, all may take the same branch."""
+
 
 def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     """Warn if a batch is computed in parts, and a custom loss has another mean over parts.
@@ -91,9 +97,9 @@ def _check_scalar_outputs(
     for name in names:
         found = "it may be another one on average over parts"  # random, or missing in eval mode
         if name in means:
-            if math.isclose(*means[name], rel_tol=TOLERANCE, abs_tol=1e-6):
+            if not _differ(means[name]):
                 continue
-            found = "it is {:.4g} for the first samples and {:.4g} on average over their halves"
+            found = "it is {:.5g} for some samples and {:.5g} on average over their halves"
             found = found.format(*means[name])
         log.warning(
             "LOSS uses the scalar %r of the model's output, which the model computes over a batch: "
@@ -135,15 +141,24 @@ def _compare_scalars(
     run_plan: RunPlan, task: Supervised, phase: Phase
 ) -> dict[str, tuple[float, float]]:
     """Return name -> value of a scalar output for the first samples, and its mean over the halves,
-    as the model computes them in eval mode; without those that have no fixed value."""
+    as the model computes them in eval mode; without those that have no fixed value.
+
+    If they are equal, the values are those of the samples times different factors.
+    """
     loader = task.parts.loaders[phase.data]
     batch = loader.read(loader.find_first_draw(phase))
     samples, half = batch.size, batch.size // 2
+    factors = SPREAD * torch.arange(1.0, samples + 1).sin()
 
-    def compute(rows: slice) -> Mapping[str, Any]:
+    def spread(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor * factors.view(-1, *[1] * (tensor.ndim - 1)).to(tensor)
+
+    def compute(rows: slice, inputs: Any) -> Mapping[str, Any]:
         part = replace(
             batch,
-            input=map_tensors(batch.input, lambda tensor: tensor[rows]),
+            input=map_tensors(inputs, lambda tensor: tensor[rows]),
             target=map_tensors(batch.target, lambda tensor: tensor[rows]),
             ids=batch.ids[rows],
             size=len(batch.ids[rows]),
@@ -160,16 +175,23 @@ def _compare_scalars(
         torch.no_grad(),
         eval_mode(task.parts.model),
     ):
-        whole, again = compute(slice(None)), compute(slice(None))
-        first, second = compute(slice(half)), compute(slice(half, None))
-    return {
-        name: (
-            float(value),
-            (half * float(first[name]) + (samples - half) * float(second[name])) / samples,
-        )
-        for name, value in whole.items()
-        if isinstance(value, Tensor) and not value.ndim and torch.equal(value, again[name])
-    }
+        means: dict[str, tuple[float, float]] = {}
+        for inputs in (batch.input, map_tensors(batch.input, spread)):
+            whole, again = compute(slice(None), inputs), compute(slice(None), inputs)
+            first, second = compute(slice(half), inputs), compute(slice(half, None), inputs)
+            for name, value in whole.items():
+                is_fixed = isinstance(value, Tensor) and torch.equal(value, again[name])
+                if not is_fixed or value.ndim or (name in means and _differ(means[name])):
+                    continue
+                parts = half * float(first[name]) + (samples - half) * float(second[name])
+                means[name] = float(value), parts / samples
+    return means
+
+
+def _differ(pair: tuple[float, float]) -> bool:
+    """Return whether a value and a mean over parts differ by more than rounding."""
+    is_finite = all(map(math.isfinite, pair))
+    return is_finite and not math.isclose(*pair, rel_tol=SCALAR_TOLERANCE, abs_tol=1e-6)
 
 
 def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:

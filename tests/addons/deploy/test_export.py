@@ -173,7 +173,12 @@ class ScoresAndBalance(SmallCNN):
 
 def test_torch_export_compares_mappings(tmp_path: Path) -> None:
     loss = "LOSS={name: weighted_sum, losses: {cross_entropy: {output: scores}}}"
-    words = ("MODEL.name=scores_and_balance", loss, "METERS.accuracy.output=scores", "PHASES.updates=1")
+    words = (
+        "MODEL.name=scores_and_balance",
+        loss,
+        "METERS.accuracy.output=scores",
+        "PHASES.updates=1",
+    )
     train(tmp_path / "run", *words, "PHASES.epochs=null")
     export(str(tmp_path / "run"), str(tmp_path / "a.pt2"))
     own = load(tmp_path / "run").predict(BATCH, transform=False)

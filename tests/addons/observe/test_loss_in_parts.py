@@ -111,6 +111,9 @@ class Balanced(nn.Module):
         if self.kind == "train" and not self.training:
             return outputs
         mean = output.square().mean()
+        if self.kind == "branch":  # linear in the samples unless they take different branches
+            share = (inputs.square().sum(1) < 30).float().mean()
+            return {**outputs, "aux": (share * output.mean(0)).sum()}
         return {**outputs, "aux": mean if self.kind == "mean" else output.mean(0).square().sum()}
 
 
@@ -147,6 +150,7 @@ def fit_balanced(folder: Path, kind: str, weight: float | None, accumulate: int)
     [
         ("square", 0.1, 2, True),
         ("train", 0.1, 2, True),
+        ("branch", 0.1, 2, True),
         ("square", 0.1, 1, False),
         ("square", None, 2, False),
         ("mean", 0.1, 2, False),
