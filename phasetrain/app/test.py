@@ -65,7 +65,6 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
         state = RunState(updates=saved["updates"], samples=saved["samples"])
         title = f"{path} at update {state.updates}"
         if phase := find_phase(plan_of_run, saved):
-            # Random numbers are seeded by updates in models, and by the epoch in transforms.
             # Transforms and losses depend on the stage.
             epoch, stage = phase.epoch, phase.stage
             reached = plan_of_run.position(replace(state, phase=phase.index))

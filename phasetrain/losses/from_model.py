@@ -16,8 +16,8 @@ class FromModel(LoggingLoss):
     summed.
 
     In a mapping, the losses are the scalars with `loss` in their names, or all scalars if there are
-    none; each is logged as `loss_NAME`. Other scalars are logged under their names, and other
-    entries are outputs for meters.
+    none; each is logged as `loss_NAME`, unless a single one is called `loss`. Other scalars are
+    logged under their names, and other entries are outputs for meters.
 
     Args:
         keys: entries of the mapping that are losses.
@@ -43,7 +43,9 @@ class FromModel(LoggingLoss):
         if isinstance(output, Tensor) and self.keys is None:
             return output
         losses, self._others = self._select_losses(output)
-        self.logs = {name: loss.detach() for name, loss in losses.items()}
+        self.logs = {}
+        if list(losses) != ["loss"]:  # the total has this name already
+            self.logs = {name: loss.detach() for name, loss in losses.items()}
         if len(losses) > 1:
             return torch.stack(list(losses.values())).sum()
         # A single loss is returned as it is, so that it is bit-identical to the loss of the model.

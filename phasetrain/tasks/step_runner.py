@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from phasetrain.distributed import Strategy
 from phasetrain.distributed.strategies.base import NO_CONTEXT, sum_losses
 from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import TRAIN
 from phasetrain.engine.position import Position
 from phasetrain.engine.step_logs import Collected, average_logs, collected
 from phasetrain.losses import LoggingLoss
@@ -397,10 +398,10 @@ class StepRunner(ABC):
         The seed is a function of the position and of `stream`, so no checkpoint has to hold it.
         """
         rank, number = self._strategy.seed_key(micro)
-        # A checkpoint therefore holds no generator state, and a run resumed at any step, with
-        # any number of workers, draws the same numbers. The step is shifted by 16 bits to
-        # leave room for the number of the micro-batch.
-        seed = mix_seed(self._stream(at.split, rank), at.updates, at.step << 16 | number)
+        # Resumed at any step, with any number of workers, a run draws the same numbers. All tests
+        # draw the same. The step is shifted by 16 bits to leave room for the micro-batch.
+        updates = at.updates if at.split == TRAIN else 0
+        seed = mix_seed(self._stream(at.split, rank), updates, at.step << 16 | number)
         if stream:
             seed = mix_seed(seed, stream)
         self.generators.seed(seed)

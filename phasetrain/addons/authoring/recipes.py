@@ -27,6 +27,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "tabular embedding categorical standardize targets csv",
             ),
             ("Segment images", ""),
+            (
+                "Image to image: super-resolution, denoising",
+                "image target upscale denoise restoration flip input and target together",
+            ),
             ("Augment with my own function", "custom augmentation transform random"),
             ("Use mixup or CutMix", ""),
             ("Batch sequences of different lengths", "variable length padding pad custom collate"),

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from phasetrain import __version__
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
@@ -458,15 +459,19 @@ def _encode_torch_export(model: nn.Module, example: Tensor, metadata: Mapping[st
     exported = torch.export.load(io.BytesIO(file.getvalue())).module()
     # a second batch size reveals a program in which the size was traced as a constant
     for batch in (example, example[: max(1, len(example) // 2)]):
-        expected = model(batch)
-        if not isinstance(expected, Tensor):
+        expected, actual = tree_leaves(model(batch)), tree_leaves(exported(batch))
+        if not expected or not all(isinstance(leaf, Tensor) for leaf in expected):
+            kinds = ", ".join(sorted({type(leaf).__name__ for leaf in expected})) or "nothing"
             raise ConfigError(
-                f"the model returns {type(expected).__name__}; expected a tensor, so that the "
-                "outputs can be compared",
+                f"the model returns {kinds}; expected a tensor, or a mapping, list or tuple of "
+                "tensors, so that the outputs can be compared; let the model return them in eval "
+                "mode, or export its weights, as with --format safetensors",
                 code="export.unsupported_model",
             )
-        difference = float((expected - exported(batch)).abs().max())
-        if difference > RELATIVE * float(expected.abs().max()):
+        for own, other in zip(expected, actual, strict=True):
+            difference = float((own.double() - other.double()).abs().max())
+            if not difference > RELATIVE * float(own.double().abs().max()):
+                continue
             raise ConfigError(
                 "the outputs of the exported model differ from the outputs of the model by up to "
                 f"{difference:.3g}; does it branch on its input, or draw random numbers in test "

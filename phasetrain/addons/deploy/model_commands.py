@@ -267,6 +267,7 @@ def _predict_packed(
     predictions = packed.predict_files(
         files,
         top=flags.top,
+        output=flags.output,
         batch_size=flags.batch_size,
         arrays=flags.arrays,
         on_unreadable=on_unreadable,

@@ -33,6 +33,9 @@ class PredictOptions(ModelOptions):
     """How to predict."""
 
     top: int | None = option(None, "classes per sample (default: 3)", metavar="N")
+    output: str | None = option(
+        None, "entry of a mapping that the model returns (default: all of them)", metavar="NAME"
+    )
     batch_size: int = option(64, "samples at once", metavar="N")
     arrays: Literal["auto", "sample", "batch"] = option(
         "auto",

@@ -24,7 +24,8 @@ def transform_with_torchvision(
     """
     from torchvision import tv_tensors
 
-    size = find_image_size(values, kinds)
+    # Transforms that need one size say so themselves.
+    size = find_image_size(values, kinds, type(transform).__name__, may_differ=True)
     wrapped: dict[str | int, Any] = {}
     for name, field_kind in kinds.items():
         value = values[name]

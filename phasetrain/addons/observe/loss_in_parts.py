@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
-from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
+from phasetrain.losses import CoupledLoss, FromModel, FunctionLoss, name_loss
 from phasetrain.meters.base import meters_of
 from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
@@ -20,12 +21,19 @@ from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Position, Task
 from phasetrain.tasks.build.coupling import list_coupled
 from phasetrain.tasks.dry_run import preserve_state
+from phasetrain.tasks.inference import eval_mode
 from phasetrain.tasks.supervised import Supervised
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-3
 """Relative difference that is taken for rounding."""
+
+SCALAR_TOLERANCE = 1e-4
+"""The same for a scalar of the model, whose dependence on the batch may be weak at first."""
+
+SPREAD = 4.0
+"""Samples are also compared with factors from -4 to 4: at first, all may take the same branch."""
 
 
 def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
@@ -44,6 +52,7 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
         return
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+    _check_scalar_outputs(run_plan, task, phase, loss, splits)
     if not is_undeclared(loss):
         return
     try:
@@ -101,6 +110,126 @@ def check_coupled_tests(run_plan: RunPlan, task: Task) -> None:
             key,
             split.length,
         )
+
+
+def _check_scalar_outputs(
+    run_plan: RunPlan, task: Supervised, phase: Phase, loss: nn.Module, splits: Sequence[str]
+) -> None:
+    """Warn if the loss uses a scalar that the model computes over the batch, and parts have another
+    mean of it.
+
+    Dropout and batch normalization are off, since their outputs for parts differ anyway.
+    """
+    if any(isinstance(module, CoupledLoss | FromModel) for module in loss.modules()):
+        return
+    try:
+        out = compute_first_batch(run_plan, task, phase, loss)
+        with run_plan.machine.apply_settings():
+            names = find_used_scalars(deepcopy(loss).train(), out.output, out.target)
+        if not names:
+            return
+        means = _compare_scalars(run_plan, task, phase)
+    except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
+        log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
+        return
+    for name in names:
+        found = "it may be another one on average over parts"  # random, or missing in eval mode
+        if name in means:
+            if not _differ(means[name]):
+                continue
+            found = "it is {:.5g} for some samples and {:.5g} on average over their halves"
+            found = found.format(*means[name])
+        log.warning(
+            "LOSS uses the scalar %r of the model's output, which the model computes over a batch: "
+            "%s, and %s changes the loss. Compute batches as a whole, or let the model return the "
+            "values of samples, whose mean the loss takes; set coupled = False in the class of the "
+            "loss to accept the difference",
+            name,
+            found,
+            " and ".join(splits),
+        )
+
+
+def find_used_scalars(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> list[str]:
+    """Return the scalars in an output of a model on which a loss depends.
+
+    Args:
+        loss: function of output and target.
+        output: mapping of tensors; there are no scalars in any other output.
+        target: what the loss takes as the target.
+    """
+    if not isinstance(output, Mapping):
+        return []
+    scalars = {
+        str(name): value.detach().clone().requires_grad_()
+        for name, value in output.items()
+        if isinstance(value, Tensor) and not value.ndim and value.is_floating_point()
+    }
+    if not scalars:
+        return []
+    with torch.enable_grad():
+        value = loss({**output, **scalars}, target)
+        if not value.requires_grad:
+            return []
+        gradients = torch.autograd.grad(value, list(scalars.values()), allow_unused=True)
+    return [name for name, grad in zip(scalars, gradients, strict=True) if grad is not None]
+
+
+def _compare_scalars(
+    run_plan: RunPlan, task: Supervised, phase: Phase
+) -> dict[str, tuple[float, float]]:
+    """Return name -> value of a scalar output for the first samples, and its mean over the halves,
+    as the model computes them in eval mode; without those that have no fixed value.
+
+    If they are equal, the values are those of the samples times different factors.
+    """
+    loader = task.parts.loaders[phase.data]
+    batch = loader.read(loader.find_first_draw(phase))
+    samples, half = batch.size, batch.size // 2
+    factors = SPREAD * torch.arange(1.0, samples + 1).sin()
+
+    def spread(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        return tensor * factors.view(-1, *[1] * (tensor.ndim - 1)).to(tensor)
+
+    def compute(rows: slice, inputs: Any) -> Mapping[str, Any]:
+        part = replace(
+            batch,
+            input=map_tensors(inputs, lambda tensor: tensor[rows]),
+            target=map_tensors(batch.target, lambda tensor: tensor[rows]),
+            ids=batch.ids[rows],
+            size=len(batch.ids[rows]),
+            mask=None,
+        )
+        output: Mapping[str, Any] = task.output_of(part.to(run_plan.machine.device))
+        return output
+
+    task.begin(phase, fresh=False)
+    task.model = task.parts.model
+    with (
+        run_plan.machine.apply_settings(),
+        preserve_state(task),
+        torch.no_grad(),
+        eval_mode(task.parts.model),
+    ):
+        means: dict[str, tuple[float, float]] = {}
+        for inputs in (batch.input, map_tensors(batch.input, spread)):
+            whole, again = compute(slice(None), inputs), compute(slice(None), inputs)
+            first, second = compute(slice(half), inputs), compute(slice(half, None), inputs)
+            for name, value in whole.items():
+                is_fixed = isinstance(value, Tensor) and torch.equal(value, again[name])
+                if not is_fixed or value.ndim or (name in means and _differ(means[name])):
+                    continue
+                parts = half * float(first[name]) + (samples - half) * float(second[name])
+                means[name] = float(value), parts / samples
+    return means
+
+
+def _differ(pair: tuple[float, float]) -> bool:
+    """Return whether a value and a mean over parts differ by more than rounding."""
+    is_finite = all(map(math.isfinite, pair))
+    return is_finite and not math.isclose(*pair, rel_tol=SCALAR_TOLERANCE, abs_tol=1e-6)
 
 
 def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:

@@ -21,6 +21,9 @@ DRAWS = 32
 GEOMETRY = "torchvision.transforms.v2._geometry"
 """Module of torchvision with the transforms that move pixels; version 1 has the same names."""
 
+SMALLEST = 8
+"""Shortest side of a target of another size than the input: below, it may be a matrix."""
+
 WIDTHS = {"boxes": (4,), "keypoints": (2, 3)}
 """Kind of a field -> possible sizes of its last dimension."""
 
@@ -30,7 +33,8 @@ WORDS = {"boxes": ("box",), "keypoints": ("keypoint", "landmark")}
 
 def check_spatial_targets(name: str, split: SplitData) -> None:
     """Warn if the transforms of a split move the pixels of the input, but not those of a target: a
-    mask of the same size, or what is named boxes or key points.
+    mask or an image of the same size, its multiple or fraction, or what is named boxes or key
+    points.
 
     The first sample is read; its declared fields are left out.
     """
@@ -73,10 +77,28 @@ def _describe_misplaced(reader: Any, where: str) -> str:
     if not moving or not found:
         return ""
     targets = ", ".join(f"{path} ({kind})" for path, kind in found.items())
+    advice = _advise(sample, value, target, where, found)
+    has_selection = reader.selection.inputs is not None or reader.selection.targets is not None
+    if "image" in found.values() and not has_selection:
+        # Without a selection, all images would be the input.
+        advice += f"; name input and target as well: {where}.inputs=0 {where}.targets=1"
+    leaves = _list_leaves(target, "the target")
+    if any(path in found and _is_loose_image(leaf) for path, leaf in leaves):
+        advice += "; an image is a tensor (C, H, W): return the target in this form"
     return (
         f"{where}.transforms: {moving[0]} moves the pixels of the input and leaves {targets} where "
-        f"they are; {_advise(sample, value, target, where, found)}"
+        f"they are; {advice}"
     )
+
+
+def _is_loose_image(value: Any) -> bool:
+    """Return whether a target has pixels that are no classes, in a form that no field takes."""
+    is_tensor = isinstance(value, Tensor) and value.ndim == 3
+    return _has_floats(value) and not is_tensor
+
+
+def _has_floats(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray) and "float" in str(value.dtype)
 
 
 def _advise(sample: Any, value: Any, target: Any, where: str, found: Mapping[str, str]) -> str:
@@ -86,12 +108,13 @@ def _advise(sample: Any, value: Any, target: Any, where: str, found: Mapping[str
         pairs = list(sample.items())
     elif isinstance(sample, list | tuple):
         pairs = list(enumerate(sample))
-    leaves = {id(leaf): found.get(path) for path, leaf in _list_leaves(target, "the target")}
-    names = {
-        field: "image" if part is value else leaves.get(id(part)) or "value"
-        for field, part in pairs
+    leaves = {
+        id(leaf): found[path] for path, leaf in _list_leaves(target, "the target") if path in found
     }
-    if not set(names.values()) - {"image", "value"}:
+    names = {
+        field: "image" if part is value else leaves.get(id(part), "value") for field, part in pairs
+    }
+    if not any(id(part) in leaves for _, part in pairs):
         form = f"{{FIELD: image, FIELD: {next(iter(found.values()))}}}"
         return (
             "return each of them as a field of a mapping or a tuple, and declare the fields with "
@@ -163,4 +186,15 @@ def _guess_kind(path: str, value: Any, sizes: set[tuple[int, int]]) -> str:
         if any(word in path.lower() for word in words):
             shape = np.shape(value)
             return kind if len(shape) > 1 and shape[-1] in WIDTHS[kind] else ""
-    return "mask" if sizes & set(_list_sizes(value)) else ""
+    if not any(_is_multiple(own, size) for own in _list_sizes(value) for size in sizes):
+        return ""
+    return "image" if _has_floats(value) else "mask"
+
+
+def _is_multiple(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Return whether an image has the size of another one, or a multiple or fraction of it."""
+    if size == other:
+        return True
+    if min(*size, *other) < SMALLEST or size[0] * other[1] != size[1] * other[0]:
+        return False
+    return max(size[0], other[0]) % min(size[0], other[0]) == 0

@@ -12,6 +12,7 @@ from phasetrain.data.loading.collate import describe_form
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline, list_failed_transforms, mix64
+from phasetrain.data.transforms.joint.kinds import FieldFormError
 from phasetrain.engine.plan import TRAIN
 from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.runtime.storage import RemoteError
@@ -176,10 +177,11 @@ class SingleSamples:
                 f"cannot be transformed: {type(error).__name__}: {error}, in "
                 f"{' of '.join(transforms)}; repair the sample or the transform"
             )
+        # Fields that do not fit a transform are the same in all samples.
+        if not isinstance(error, FieldFormError):
+            reason += f", or go on without such samples: {where}.on_bad_sample=drop"
         raise SampleError(
-            f"{where}: sample {index} {reason}, or go on without such samples: "
-            f"{where}.on_bad_sample=drop",
-            code="data.unreadable_sample",
+            f"{where}: sample {index} {reason}", code="data.unreadable_sample"
         ) from error
 
 

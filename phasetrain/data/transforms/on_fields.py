@@ -40,17 +40,6 @@ class OnFields(JointTransform):
         """Return the transforms for inputs without the other fields."""
         return make_apply(self.transforms, probability=1.0)
 
-    def __call__(self, sample: Any) -> Any:
-        """Reject a sample without fields.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError(
-            "on_fields takes samples with fields; declare them with DATA.*.fields, or use a "
-            "dataset that does"
-        )
-
     def check_kinds(self, kinds: FieldKinds, where: str) -> None:
         """Reject names of fields that are not declared.
 

@@ -20,6 +20,8 @@ class RandomFlip(GeometricTransform):
         ValueError: a probability outside [0, 1].
     """
 
+    any_size = True
+
     def __init__(self, probability: float = 0.5) -> None:
         check_fraction(probability=probability)
         self.probability = probability

@@ -19,7 +19,7 @@ from phasetrain.cli import main
 from phasetrain.distributed import World
 from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
-from phasetrain.models import SmallCNN
+from phasetrain.models import MODELS, SmallCNN
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
 from phasetrain.runtime.storage import Storage
@@ -160,6 +160,32 @@ def test_torch_export_gives_the_same_outputs(
     export(str(folder), str(tmp_path / "a.pt2"), "torch_export", overrides=WORDS)
     with torch.no_grad():
         assert torch.equal(torch.export.load(tmp_path / "a.pt2").module()(BATCH), expected)
+
+
+@MODELS.register("scores_and_balance")
+class ScoresAndBalance(SmallCNN):
+    """Returns a mapping with a scalar of the batch."""
+
+    def forward(self, images: Tensor) -> Any:
+        scores = super().forward(images)
+        return {"scores": scores, "balance": scores.mean()}
+
+
+def test_torch_export_compares_mappings(tmp_path: Path) -> None:
+    loss = "LOSS={name: weighted_sum, losses: {cross_entropy: {output: scores}}}"
+    words = (
+        "MODEL.name=scores_and_balance",
+        loss,
+        "METERS.accuracy.output=scores",
+        "PHASES.updates=1",
+    )
+    train(tmp_path / "run", *words, "PHASES.epochs=null")
+    export(str(tmp_path / "run"), str(tmp_path / "a.pt2"))
+    own = load(tmp_path / "run").predict(BATCH, transform=False)
+    with torch.no_grad():
+        exported = torch.export.load(tmp_path / "a.pt2").module()(BATCH)
+    assert torch.equal(exported["scores"], own["scores"])
+    assert torch.allclose(exported["balance"], own["balance"], rtol=1e-5)
 
 
 NORMALIZE = "DATA.TEST.transforms=[{name: normalize, mean: [0.5], std: [0.25]}]"

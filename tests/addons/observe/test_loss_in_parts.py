@@ -120,6 +120,73 @@ def test_check_leaves_no_trace_in_the_run(tmp_path: Path) -> None:
     assert fit(tmp_path / "other", Contrast(), rehearse=False).digest == checked.digest
 
 
+class Balanced(nn.Module):
+    """Returns outputs, and a scalar over the batch: `square`, or the mean over samples."""
+
+    def __init__(self, kind: str = "square") -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+        self.kind = kind
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        output = self.layers(inputs)
+        outputs = {"output": output, "count": torch.tensor(float(len(inputs)))}
+        if self.kind == "train" and not self.training:
+            return outputs
+        mean = output.square().mean()
+        if self.kind == "branch":  # linear in the samples unless they take different branches
+            share = (inputs.square().sum(1) < 30).float().mean()
+            return {**outputs, "aux": (share * output.mean(0)).sum()}
+        return {**outputs, "aux": mean if self.kind == "mean" else output.mean(0).square().sum()}
+
+
+def take_aux(output: Tensor, target: Any) -> Tensor:
+    return output
+
+
+def fit_balanced(folder: Path, kind: str, weight: float | None, accumulate: int) -> list[str]:
+    losses: dict[str, Any] = {"main": {"name": "MSELoss", "output": "output"}}
+    if weight is not None:
+        name = f"{__name__}.take_aux"
+        losses["aux"] = {"name": name, "output": "aux", "weight": weight, "splits": ["TRAIN"]}
+    torch.manual_seed(1)
+    phasetrain.fit(
+        Balanced(kind),
+        train=DATA,
+        loss={"name": "weighted_sum", "losses": losses},
+        epochs=1,
+        batch_size=16,
+        RUN={"dir": str(folder)},
+        OPTIMIZER={"name": "sgd", "lr": 0.1, "accumulate": accumulate},
+    )
+    lines = (folder / "log.txt").read_text().splitlines()
+    return [line for line in lines if "LOSS uses the scalar" in line]
+
+
+@pytest.mark.feature(
+    "loss.scalar_output",
+    "a warning if the loss uses a scalar that the model computes over a batch that is split",
+    "`OPTIMIZER.accumulate`",
+)
+@pytest.mark.parametrize(
+    ("kind", "weight", "accumulate", "is_found"),
+    [
+        ("square", 0.1, 2, True),
+        ("train", 0.1, 2, True),
+        ("branch", 0.1, 2, True),
+        ("square", 0.1, 1, False),
+        ("square", None, 2, False),
+        ("mean", 0.1, 2, False),
+    ],
+)
+def test_scalar_outputs_of_the_model_are_reported(
+    kind: str, weight: float | None, accumulate: int, *, is_found: bool, tmp_path: Path
+) -> None:
+    lines = fit_balanced(tmp_path / "run", kind, weight, accumulate)
+    assert len(lines) == is_found
+    assert all("'aux'" in line and "OPTIMIZER.accumulate = 2" in line for line in lines)
+
+
 def test_means_of_a_batch_and_of_its_halves() -> None:
     output, target = torch.tensor([[1.0], [2.0], [6.0]]), torch.zeros(3, 1)
     assert compare_means(mse_loss, output, target) == pytest.approx((41 / 3, 41 / 3))

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import avg_pool2d
 
 import phasetrain
 from phasetrain.addons.vision.spatial_targets import check_spatial_targets
 from phasetrain.data import DATASETS
+from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import resolve_overrides
 
 IMAGE = torch.rand(1, 12, 10)
+LARGE = torch.rand(1, 8, 10).repeat_interleave(2, 1).repeat_interleave(2, 2)
 MASK = torch.zeros(12, 10, dtype=torch.int64)
 BOXES = {"boxes": torch.ones(3, 4), "labels": torch.ones(3)}
 SAMPLES: dict[str, Any] = {
@@ -27,12 +30,21 @@ SAMPLES: dict[str, Any] = {
     "boxes": (IMAGE, BOXES),
     "named": {"x": IMAGE, "boxes": BOXES["boxes"], "z": 1.0},
     "points": (IMAGE, {"keypoints": np.zeros((5, 3))}),
+    "small": (IMAGE, torch.zeros(3, 36, 30)),
+    "large": (torch.rand(1, 36, 32), torch.zeros(1, 9, 8)),
+    "pair": (LARGE[:, ::2, ::2], LARGE),
+    "classes": (torch.rand(1, 32, 32), torch.zeros(16, 16, dtype=torch.int64)),
+    "depth": (IMAGE, torch.zeros(12, 10)),
+    "pose": (torch.rand(1, 32, 32), torch.zeros(4, 4)),
+    "aspect": (torch.rand(1, 32, 32), torch.zeros(1, 32, 16)),
+    "half": (torch.rand(1, 32, 32), torch.zeros(1, 24, 24)),
     "label": (IMAGE, 1),
     "scores": (IMAGE, torch.zeros(4, 10)),
     "table": (torch.zeros(10), torch.zeros(12, 10)),
     "count": (IMAGE, {"boxes": 2}),
 }
 FLIP = "random_flip"
+PAIR = ["DATA.TRAIN.inputs=0", "DATA.TRAIN.targets=1"]
 
 
 @DATASETS.register("spatial")
@@ -86,6 +98,11 @@ def warnings(caplog: Any, form: str, transforms: str, *words: str) -> list[str]:
         ("named", FLIP, "RandomFlip", "{x: image, boxes: boxes, z: value}'"),
         ("boxes", FLIP, "RandomFlip", "{FIELD: image, FIELD: boxes}"),
         ("points", FLIP, "RandomFlip", "{FIELD: image, FIELD: keypoints}"),
+        ("image", FLIP, "RandomFlip", "[image, image]'"),
+        ("small", FLIP, "RandomFlip", "DATA.TRAIN.inputs=0 DATA.TRAIN.targets=1"),
+        ("large", FLIP, "RandomFlip", "DATA.TRAIN.fields=[image, image]'"),
+        ("classes", FLIP, "RandomFlip", "DATA.TRAIN.fields=[image, mask]'"),
+        ("depth", FLIP, "RandomFlip", "(C, H, W)"),
     ],
 )
 def test_target_that_stays_is_named(
@@ -114,6 +131,10 @@ def test_target_that_stays_is_named(
         ("label", FLIP, []),
         ("scores", FLIP, []),
         ("count", FLIP, []),
+        ("pose", FLIP, []),
+        ("aspect", FLIP, []),
+        ("half", FLIP, []),
+        ("small", FLIP, ["DATA.TRAIN.fields=[image,image]", *PAIR]),
         ("table", FLIP, []),
     ],
 )
@@ -121,6 +142,26 @@ def test_other_samples_cause_no_warning(
     caplog: Any, form: str, transforms: str, words: list[str]
 ) -> None:
     assert warnings(caplog, form, transforms, *words) == []
+
+
+@pytest.mark.parametrize("fields", ["[image,image]", "[image,value]"])
+def test_declared_input_and_target_move_together(fields: str) -> None:
+    words = [
+        "experiment=null",
+        f"DATA.TRAIN={{dataset: spatial, form: pair, transforms: [{FLIP}], fields: {fields}}}",
+        "MODEL.name=mlp",
+        "PHASES.updates=1",
+        *PAIR,
+    ]
+    reader = resolve_overrides(words).builder().data()["train"].reader
+    batch = reader[Draw("train", 0, 0, np.arange(32))]
+    moved = [not torch.equal(image, SAMPLES["pair"][0]) for image in batch.input]
+    together = [
+        torch.equal(avg_pool2d(large, 2), small)
+        for small, large in zip(batch.input, batch.target, strict=True)
+    ]
+    assert 5 < sum(moved) < 27
+    assert all(together) == (fields == "[image,image]")
 
 
 def test_field_that_is_not_declared_is_named(caplog: Any) -> None:

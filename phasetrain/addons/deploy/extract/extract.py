@@ -130,7 +130,13 @@ class _Extraction:
         self.world.run_on_main(lambda: self.folder.begin(self._describe_request()))
         own = range(self.world.rank, count, self.world.size)
         kept = {number: shard for number in own if (shard := self.folder.read_intact(number))}
-        made = dict(self._make_shards([number for number in own if number not in kept]))
+        try:
+            made = dict(self._make_shards([number for number in own if number not in kept]))
+        except ConfigError:
+            # The command with which the error is repaired is another request.
+            if self.world.is_main:
+                self.folder.abandon()
+            raise
         # Each rank knows only its own shards, and the index lists the shards of all ranks.
         by_number: dict[int, Shard] = {}
         for part in self.world.all_gather(kept | made):

@@ -83,6 +83,11 @@ class FeatureFolder:
                     "one"
                 )
 
+    def abandon(self) -> None:
+        """Delete the folder if nothing but the request is in it."""
+        if self._storage.list_names(self.path) == [INDEX]:
+            self._storage.remove(self.path)
+
     def read_intact(self, number: int) -> Shard | None:
         """Return the shard if it exists and is intact, otherwise None."""
         name = self._file_name(number)

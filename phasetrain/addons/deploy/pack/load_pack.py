@@ -208,6 +208,7 @@ class PackedModel(Predictor):
         files: Sequence[str],
         *,
         top: int | None = None,
+        output: str | None = None,
         batch_size: int = 64,
         arrays: Arrays = "auto",
         on_unreadable: OnUnreadable | None = None,
@@ -219,6 +220,7 @@ class PackedModel(Predictor):
                 lines of standard input.
             top: number of classes per sample, the most probable ones first; None: three, if the
                 model classifies.
+            output: entry of a mapping that the model returns; None: all of them.
             batch_size: samples that are in memory at once.
             arrays: whether a `.npy` or `.pt` file is a sample or a batch; `auto`: by the number of
                 dimensions of a sample in the run.
@@ -230,7 +232,11 @@ class PackedModel(Predictor):
         """
         predictor = replace(self._files, reader=replace(self.reader, arrays=arrays))
         return predictor.predict(
-            list(map(str, files)), top=top, batch_size=batch_size, on_unreadable=on_unreadable
+            list(map(str, files)),
+            top=top,
+            output=output,
+            batch_size=batch_size,
+            on_unreadable=on_unreadable,
         )
 
 

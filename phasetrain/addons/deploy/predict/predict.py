@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
@@ -35,7 +36,7 @@ from phasetrain.config.nested import to_plain
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.transforms import Pipeline
-from phasetrain.engine.batch import IGNORED
+from phasetrain.engine.batch import IGNORED, entry
 from phasetrain.errors import ConfigError
 from phasetrain.losses.cross_entropy import CrossEntropy
 from phasetrain.meters.accuracy import Accuracy
@@ -46,6 +47,8 @@ from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.misfits import describe_shapes
+
+log = logging.getLogger(__name__)
 
 TOP = 3
 """Number of classes per sample by default."""
@@ -188,6 +191,7 @@ class FilePredictor:
         files: Sequence[str],
         *,
         top: int | None = None,
+        output: str | None = None,
         batch_size: int = 64,
         on_unreadable: OnUnreadable | None = None,
     ) -> list[Prediction]:
@@ -197,6 +201,7 @@ class FilePredictor:
             files: see `InputReader.iterate`.
             top: number of classes per sample, the most probable ones first; None: three, if the
                 model classifies.
+            output: entry of a mapping that the model returns; None: all of them, without scalars.
             batch_size: samples that are in memory at once.
             on_unreadable: see `InputReader.iterate`.
 
@@ -211,16 +216,25 @@ class FilePredictor:
                 code="cli.usage",
             )
         predictions: list[Prediction] = []
+        scalars: set[str] = set()
         for inputs in batched(self.reader.iterate(files, on_unreadable), batch_size):
             if self.form.of_bytes:
                 # Texts of one length form a batch; padding would change what follows them.
                 for _, same in groupby(inputs, key=lambda raw_input: len(raw_input.sample)):
-                    predictions += self._predict_batch(list(same), top)
+                    predictions += self._predict_batch(list(same), top, output, scalars)
             else:
-                predictions += self._predict_batch(inputs, top)
+                predictions += self._predict_batch(inputs, top, output, scalars)
+        if scalars:
+            log.warning(
+                "predict: %s of the model's output are left out, scalars of a whole batch; "
+                "--output NAME selects another entry, and ranks classes if it has scores of them",
+                ", ".join(sorted(scalars)),
+            )
         return predictions
 
-    def _predict_batch(self, inputs: Sequence[RawInput], top: int | None) -> Iterator[Prediction]:
+    def _predict_batch(
+        self, inputs: Sequence[RawInput], top: int | None, name: str | None, scalars: set[str]
+    ) -> Iterator[Prediction]:
         try:
             output = self.compute_output([raw_input.sample for raw_input in inputs], inputs[0].file)
         except ConfigError as error:
@@ -228,6 +242,11 @@ class FilePredictor:
             if unequal is None:
                 raise
             raise unequal from error
+        if name is not None:
+            output = _select_entry(output, name)
+        elif left_out := find_scalars(output):
+            scalars.update(left_out)
+            output = {key: value for key, value in output.items() if key not in left_out}
         _check_rows(output, len(inputs))
         if self.form.count_classes(output) is not None:
             if output.ndim == 4:
@@ -312,6 +331,26 @@ def _describe_unequal_files(error: ConfigError, inputs: Sequence[RawInput]) -> C
     )
 
 
+def find_scalars(output: Any) -> list[str]:
+    """Return the entries of a mapping that are scalars, if there are others as well."""
+    if not isinstance(output, Mapping):
+        return []
+    scalars = [key for key, value in output.items() if isinstance(value, Tensor) and not value.ndim]
+    return scalars if len(scalars) < len(output) else []
+
+
+def _select_entry(output: Any, name: str) -> Any:
+    """Return an entry of an output.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    try:
+        return entry(output, name, "--output")
+    except ValueError as error:
+        raise ConfigError(str(error), code="predict.wrong_output") from error
+
+
 def _check_rows(output: Any, samples: int, name: str = "") -> None:
     """Reject an output in which a tensor has no entry for each sample: its rows would be taken for
     predictions of samples.
@@ -394,7 +433,11 @@ def predict(
     reader = InputReader(stored.values["DATA"][split], facts, arrays=options.arrays)
     predictor = make_file_predictor(task, reader, split)
     return predictor.predict(
-        files, top=options.top, batch_size=options.batch_size, on_unreadable=on_unreadable
+        files,
+        top=options.top,
+        output=options.output,
+        batch_size=options.batch_size,
+        on_unreadable=on_unreadable,
     )
 
 

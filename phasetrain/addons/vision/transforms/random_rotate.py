@@ -26,6 +26,8 @@ class RandomRotate(GeometricTransform):
         ValueError: a negative angle, a step that is not positive or another interpolation.
     """
 
+    any_size = True
+
     def __init__(
         self,
         degrees: float,

@@ -2,13 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from phasetrain.data.transforms.base import BatchTransform, Keys, check_images
-from phasetrain.data.transforms.joint.kinds import FieldKinds, find_image_size
+from phasetrain.data.transforms.joint.kinds import (
+    FieldFormError,
+    FieldKinds,
+    find_image_size,
+)
 from phasetrain.data.transforms.joint.placement import (
     Placement,
     find_kept_boxes,
@@ -25,6 +29,17 @@ Values = Mapping[str | int, Any]
 
 class JointTransform(ABC):
     """A transform of several fields of a sample, which all see the same random draw."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Reject a sample without fields.
+
+        Raises:
+            FieldFormError: always.
+        """
+        raise FieldFormError(
+            f"{type(self).__name__} takes samples with fields; declare them with DATA.*.fields, or "
+            "use a dataset that does"
+        )
 
     @abstractmethod
     def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
@@ -63,6 +78,8 @@ class GeometricTransform(BatchTransform, JointTransform):
 
     Attributes:
         interpolation: how images are interpolated.
+        any_size: whether one draw places images of every size alike, so that the images and masks
+            of a sample may differ in size.
 
     Example:
         >>> @TRANSFORMS.register("upside_down")
@@ -74,6 +91,7 @@ class GeometricTransform(BatchTransform, JointTransform):
     """
 
     interpolation: Interpolation = "bilinear"
+    any_size: ClassVar[bool] = False
 
     @abstractmethod
     def draw_placement(self, size: tuple[int, int], key: Keys) -> Placement:
@@ -107,7 +125,8 @@ class GeometricTransform(BatchTransform, JointTransform):
 
     def transform_fields(self, values: Values, kinds: FieldKinds, key: Keys) -> Values:
         """Return the moved fields of one sample."""
-        placement = self.draw_placement(find_image_size(values, kinds), key)
+        size = find_image_size(values, kinds, type(self).__name__, may_differ=self.any_size)
+        placement = self.draw_placement(size, key)
         moved: dict[str | int, Any] = {}
         for name, field_kind in kinds.items():
             value = values[name]
@@ -115,7 +134,9 @@ class GeometricTransform(BatchTransform, JointTransform):
                 # The draws of the same key are the same, so this is the placement from above.
                 moved[name] = self(value[None], key)[0]
             elif field_kind.kind == "mask":
-                moved[name] = placement.take_nearest(value, field_kind.fill)
+                height, width = value.shape[-2:]
+                own = self.draw_placement((height, width), key)
+                moved[name] = own.take_nearest(value, field_kind.fill)
             elif field_kind.kind == "keypoints":
                 moved[name] = place_keypoints(value, placement, field_kind)
             elif field_kind.kind == "boxes":

@@ -17,6 +17,10 @@ KINDS = ("image", "mask", "boxes", "labels", "keypoints", "value")
 """Kinds of fields."""
 
 
+POINTS = ("boxes", "keypoints")
+"""Kinds of fields with places in an image, in pixels."""
+
+
 @dataclass(frozen=True)
 class FieldKind:
     """Kind of a field of a sample, which decides how transforms change it.
@@ -42,7 +46,7 @@ class FieldKind:
 
 
 class FieldFormError(ValueError):
-    """A field of a sample has another form than the kind that is declared for it."""
+    """A field of a sample has another form than its declared kind or a transform takes."""
 
 
 FieldKinds = Mapping[str | int, FieldKind]
@@ -133,12 +137,27 @@ def to_fields(sample: Any, kinds: FieldKinds, where: str) -> dict[str | int, Any
     return values
 
 
-def find_image_size(values: Mapping[str | int, Any], kinds: FieldKinds) -> tuple[int, int]:
+def find_image_size(
+    values: Mapping[str | int, Any],
+    kinds: FieldKinds,
+    transform: str = "a transform",
+    *,
+    may_differ: bool = False,
+) -> tuple[int, int]:
     """Return height and width of the images and masks among some fields.
 
+    Args:
+        values: the fields.
+        kinds: name -> its kind.
+        transform: what needs the size, for messages.
+        may_differ: accept several sizes, unless there are boxes or key points, which lie in one
+            image, and return the first.
+
     Raises:
-        ValueError: there is none, or they differ in size.
+        ValueError: there is none.
+        FieldFormError: they differ in size.
     """
+    may_differ = may_differ and not any(kind.kind in POINTS for kind in kinds.values())
     sizes = {
         name: tuple(values[name].shape[-2:])
         for name, field_kind in kinds.items()
@@ -148,10 +167,11 @@ def find_image_size(values: Mapping[str | int, Any], kinds: FieldKinds) -> tuple
         raise ValueError("there is no image and no mask as a tensor, whose size places the rest")
     first, size = next(iter(sizes.items()))
     for name, other in sizes.items():
-        if other != size:
-            raise ValueError(
-                f"{first} has {size[0]} x {size[1]} pixels and {name} {other[0]} x {other[1]}; "
-                "fields of one sample have one size"
+        if other != size and not may_differ:
+            raise FieldFormError(
+                f"{first} has {size[0]} x {size[1]} pixels and {name} {other[0]} x {other[1]}, and "
+                f"{transform} takes fields of one size, or boxes need it; random_flip and "
+                "random_rotate take images and masks of several sizes (see docs/fields.md)"
             )
     return (size[0], size[1])
 

@@ -26,6 +26,9 @@ WORDS = (
 )
 
 
+BALANCED = "MODEL={name: with_balance, inputs_by_name: true}"
+
+
 @DATASETS.register("sized_images")
 class SizedImages:
     """Mappings of two inputs and two targets."""
@@ -50,6 +53,15 @@ class LabelAndBox(nn.Module):
     def forward(self, image: Tensor, size: Tensor) -> dict[str, Tensor]:
         features = torch.cat([image.flatten(1), size], 1)
         return {"label": self.label(features), "box": self.box(features)}
+
+
+@MODELS.register("with_balance")
+class WithBalance(LabelAndBox):
+    """Returns a scalar of the batch as well."""
+
+    def forward(self, image: Tensor, size: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(image, size)
+        return {**outputs, "balance": outputs["label"].softmax(1).mean(0).square().sum()}
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +131,40 @@ def test_extracted_labels_are_those_of_outputs_that_classify(folder: Path, tmp_p
     assert {name for name in columns if not name.startswith("target")} == {
         *("id", "scores.label", "scores.box", "label.label"),
     }
+
+
+@pytest.fixture(scope="module")
+def balanced(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("balanced") / "run"
+    phasetrain.run([*WORDS, BALANCED, f"RUN.dir={folder}"])
+    return folder
+
+
+@pytest.mark.feature(
+    "predict.output", "predictions of one entry of a mapping", "`phasetrain predict --output`"
+)
+def test_scalars_of_a_batch_are_left_out_and_an_entry_can_be_selected(
+    balanced: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = f"{tmp_path}/a.pt"
+    torch.save(read_samples(2), file)
+    made = predict(str(balanced), [file], (), PredictOptions(arrays="sample", batch_size=1))
+    assert [list(prediction.output) for prediction in made] == [["label", "box"]] * len(made)
+    assert [line for line in caplog.messages if "balance" in line][1:] == []
+    (chosen, *_) = predict(str(balanced), [file], (), PredictOptions(output="box"))
+    assert len(chosen.output) == 4
+    with raises(ConfigError, code="predict.wrong_output", suggestion="label"):
+        predict(str(balanced), [file], (), PredictOptions(output="lable"))
+
+
+def test_rejected_extraction_leaves_nothing_behind(balanced: Path, tmp_path: Path) -> None:
+    words = ["RUN.engine=extract", "EXTRACT.splits=[test]", f"EXTRACT.dir={tmp_path}"]
+    with pytest.raises(ConfigError):
+        phasetrain.run([*WORDS, BALANCED, f"RUN.dir={balanced}", *words])
+    assert list(tmp_path.iterdir()) == []
+    layers = ["EXTRACT.predictions=false", "EXTRACT.layers=[label]"]
+    phasetrain.run([*WORDS, BALANCED, f"RUN.dir={balanced}", *words, *layers])
+    assert "layer.label" in read_index(f"{tmp_path}/test")["columns"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from raising import raises
 from segment_parts import WORDS
 from torch import Tensor
 
+from phasetrain.data.bad_samples import SampleError
 from phasetrain.data.loading.collate import make_list
 from phasetrain.data.loading.fields import FieldSelection
 from phasetrain.data.loading.reader import SampleReader
@@ -21,10 +22,13 @@ from phasetrain.data.transforms import (
     BatchTransform,
     FieldPipeline,
     GeometricTransform,
+    JointTransform,
     Keys,
+    Pipeline,
     Placement,
     parse_field_kinds,
 )
+from phasetrain.data.transforms.joint.kinds import FieldFormError
 from phasetrain.errors import ConfigError
 from phasetrain.testing.build import build_run
 
@@ -240,6 +244,83 @@ def test_samples_that_are_tuples_have_fields_by_place() -> None:
     image, mask = pipeline.transform_sample((pair["image"], pair["mask"]), Keys([0]))
     assert torch.equal(image[0].long(), mask)
     assert torch.equal(mask, pair["mask"].flip(1))
+
+
+def make_two_sizes(width: int = WIDTH, **more: Any) -> dict[str, Any]:
+    """Return an image and the same image with twice the size, and a mask of its size."""
+    small = torch.arange(1.0, 9 * width + 1).reshape(1, 9, width)
+    large = small.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    return {"small": small, "large": large, "mask": large[0].long(), **more}
+
+
+@pytest.mark.feature("fields")
+@pytest.mark.parametrize(
+    ("name", "params", "width"),
+    [
+        ("random_flip", {}, WIDTH),
+        ("apply", {"transforms": ["random_flip"]}, WIDTH),
+        pytest.param(
+            *("random_rotate", {"degrees": 180, "step": 90}, 9), marks=pytest.mark.addon("vision")
+        ),
+        pytest.param(
+            *("torchvision.RandomHorizontalFlip", {}, WIDTH), marks=pytest.mark.addon("libraries")
+        ),
+    ],
+)
+def test_images_of_two_sizes_move_together(name: str, params: dict[str, Any], width: int) -> None:
+    kinds = parse_field_kinds({"small": "image", "large": "image", "mask": "mask"}, "DATA")
+    pipeline = FieldPipeline([TRANSFORMS.build(name, params)], kinds)
+    moved = 0
+    for number in range(20):
+        torch.manual_seed(number)
+        found = pipeline.transform_sample(make_two_sizes(width), Keys([number]))
+        small = found["small"].round()
+        expected = small.repeat_interleave(2, 1).repeat_interleave(2, 2)
+        assert torch.equal(found["large"].round(), expected)
+        assert torch.equal(found["mask"], expected[0].long())
+        moved += not torch.equal(small, make_two_sizes(width)["small"])
+    assert 0 < moved < 20
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "more"),
+    [
+        ("random_crop", {"size": 4}, {}),
+        ("random_flip", {}, {"boxes": [[0, 0, 2, 2]]}),
+    ],
+)
+def test_images_of_two_sizes_are_rejected_by_transforms_that_need_one(
+    name: str, params: dict[str, Any], more: dict[str, Any]
+) -> None:
+    kinds = parse_field_kinds(
+        {"small": "image", "large": "image", **{key: key for key in more}}, "DATA"
+    )
+    pipeline = FieldPipeline([TRANSFORMS.build(name, params)], kinds)
+    with pytest.raises(FieldFormError):
+        pipeline.transform_sample(make_two_sizes(**more), Keys([0]))
+    samples = [make_two_sizes(**more)] * 4
+    selection = FieldSelection("small", "large")
+    reader = SampleReader(samples, pipeline, make_list(), seed=3, selection=selection)
+    with raises(SampleError, code="data.unreadable_sample") as caught:
+        reader[Draw("train", 0, 0, np.array([0, 1]))]
+    assert "on_bad_sample" not in str(caught.value)
+
+
+class Whiten(JointTransform):
+    """A transform of a user with one method."""
+
+    def transform_fields(self, values: Any, kinds: Any, key: Keys) -> Any:
+        return {name: torch.ones_like(values[name]) for name in kinds}
+
+
+def test_joint_transform_needs_one_method() -> None:
+    kinds = parse_field_kinds({"small": "image", "large": "image"}, "DATA")
+    pipeline = FieldPipeline([Whiten()], kinds)
+    assert callable(Whiten())
+    found = pipeline.transform_sample(make_two_sizes(), Keys([0]))
+    assert int(found["large"].sum()) == 4 * 9 * WIDTH
+    with pytest.raises(FieldFormError):
+        Pipeline([Whiten()]).transform_sample(torch.zeros(1, 4, 4), Keys([0]))
 
 
 class UpsideDown(GeometricTransform):
