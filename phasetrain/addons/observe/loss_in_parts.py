@@ -13,6 +13,8 @@ from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.losses import CoupledLoss, FunctionLoss, name_loss
+from phasetrain.meters.base import meters_of
+from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Position, Task
@@ -26,42 +28,66 @@ TOLERANCE = 1e-3
 
 
 def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
-    """Warn if a batch is computed in parts, and a custom loss has another mean over parts.
+    """Warn if a batch is computed in parts, or a test has several batches, and a custom loss has
+    another mean over parts.
 
     Nothing is compared if the loss declares `coupled`, draws random numbers, changes with each
-    call, or cannot be computed on half a batch. Every rank has to call this. The task keeps its
-    state; the global generators move.
+    call, or cannot be computed on half a batch; if the task has its own `weight_of`, which may
+    count something other than samples; and if the rows of outputs and targets are not the samples,
+    as after a collate function that concatenates them. Every rank has to call this. The task keeps
+    its state; the global generators move.
 
     Args:
         run_plan: the run.
         task: its task, before the first step or in a rehearsal.
     """
     phase = run_plan.plan.first_training
-    splits = _list_splits(run_plan)
-    if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
+    if phase is None or not isinstance(task, Supervised) or task.shards_weights:
         return
+    if type(task).weight_of is not Supervised.weight_of:
+        return
+    effects = {
+        True: [f"{split} changes the loss" for split in _list_splits(run_plan)],
+        False: [
+            f"{name}/loss, a mean over batches, depends on DATA.{name.upper()}.batch_size"
+            for name in _list_tests(run_plan, task)
+        ],
+    }
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
-    if not is_undeclared(loss):
+    if not any(effects.values()) or not is_undeclared(loss):
         return
     try:
         out = compute_first_batch(run_plan, task, phase, loss)
+        rows = len(list_tensors(out.output)[0])
+        if rows != out.samples:
+            return
         with run_plan.machine.apply_settings(), torch.no_grad():
-            means = compare_means(deepcopy(loss).train(), out.output, out.target)
+            means = {
+                mode: compare_means(deepcopy(loss).train(mode), out.output, out.target)
+                for mode in effects
+                if effects[mode]
+            }
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
         return
-    if means is None or math.isclose(*means, rel_tol=TOLERANCE, abs_tol=1e-6):
+    deviating = {
+        mode: pair
+        for mode, pair in means.items()
+        if pair is not None and not math.isclose(*pair, rel_tol=TOLERANCE, abs_tol=1e-6)
+    }
+    if not deviating:
         return
+    whole, halves = next(iter(deviating.values()))
     log.warning(
-        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s "
-        "changes the loss. If the loss compares samples with each other, set coupled = True in its "
-        "class, and compute batches as a whole; otherwise let it return the mean over samples, or "
-        "set coupled = False to accept the difference",
+        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s. "
+        "If the loss compares samples with each other, set coupled = True in its class, and "
+        "compute batches as a whole; otherwise let it return the mean over samples, or set "
+        "coupled = False to accept the difference",
         name_loss(loss),
-        means[0],
-        len(list_tensors(out.output)[0]),
-        means[1],
-        " and ".join(splits),
+        whole,
+        rows,
+        halves,
+        " and ".join(effect for mode in deviating for effect in effects[mode]),
     )
 
 
@@ -134,6 +160,20 @@ def _list_splits(run_plan: RunPlan) -> list[str]:
         ),
     }
     return [text for text, is_set in splits.items() if is_set]
+
+
+def _list_tests(run_plan: RunPlan, task: Task) -> list[str]:
+    """Return the test splits of several batches whose loss is measured."""
+    tested = {
+        phase.data
+        for phase, _ in run_plan.plan.phases.kinds
+        if not phase.is_train and phase.steps > 1
+    }
+    return [
+        name
+        for name in sorted(tested)
+        if any(isinstance(meter, MeanLoss) for meter in meters_of(task.meters, name).values())
+    ]
 
 
 def is_undeclared(loss: nn.Module) -> bool:
