@@ -8,6 +8,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasetrain.app.slots import list_slots
@@ -15,7 +16,7 @@ from phasetrain.config.addons import list_failures, list_parts
 from phasetrain.config.attrdict import ConfigDict
 from phasetrain.config.changes import ABSENT, compare_configs
 from phasetrain.config.compose.composed import Composed, compose
-from phasetrain.config.compose.folders import find_config_dir
+from phasetrain.config.compose.folders import find_config_dir, list_file_folders
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import format_literal
 from phasetrain.config.compose.sources import Layer
@@ -478,13 +479,13 @@ def import_modules(composed: Composed, stored: "StoredConfig | None") -> Compose
         names = run.get("imports")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return composed  # a wrong type is reported by the validation
-    if not names:
-        return composed
-    from phasetrain.app.stored.stored_config import list_file_folders
-    from phasetrain.app.stored.trust import select_code_folders
-
     folders = list_file_folders(composed.overrides)
     if stored is not None:
         folders = [*stored.code_folders, *folders]
-    folders = select_code_folders(composed.config, list(dict.fromkeys(folders)))
+    # The current folder is searched anyway, also if no module is named: dotted paths need it.
+    folders = [folder for folder in dict.fromkeys(folders) if folder != str(Path.cwd())]
+    if folders:
+        from phasetrain.app.stored.trust import select_code_folders
+
+        folders = select_code_folders(composed.config, folders)
     return replace(composed, problems=(*composed.problems, *run_imports(names, folders)))

@@ -88,7 +88,7 @@ class StepOutput:
         output: the model's output; None in `on_step`.
         target: the target; None in `on_step`.
         mask: see `Batch.mask`.
-        ids: see `Batch.ids`.
+        ids: see `Batch.ids`; None if the `forward` of a custom task leaves it out.
         logs: named scalars (tensors without graph, or floats) that a part wants in the log.
     """
 

@@ -11,9 +11,9 @@ from phasetrain.meters.class_scores import ClassMeter, find_outside
 
 @METERS.register("accuracy")
 class Accuracy(ClassMeter):
-    """Fraction of samples, in [0, 1], whose class is among the `topk` highest scores.
+    """Fraction of targets, in [0, 1], whose class is among the `topk` highest scores.
 
-    Takes outputs `(N, C)` and integer targets `(N,)`.
+    Takes outputs `(N, C, ...)` and integer targets `(N, ...)`, as cross entropy does.
 
     Args:
         topk: number of scores that may contain the class.
@@ -64,9 +64,9 @@ class Accuracy(ClassMeter):
                 f"accuracy takes tensors of scores and classes, not {type(output).__name__} and "
                 f"{type(target).__name__}"
             )
-        if output.ndim != 2 or target.ndim != 1 or len(output) != len(target):
+        if output.ndim < 2 or output[:, 0].shape != target.shape:
             raise ValueError(
-                "accuracy takes scores (N, C) and classes (N,), not outputs "
+                "accuracy takes scores (N, C, ...) and classes (N, ...), not outputs "
                 f"{tuple(output.shape)} and targets {tuple(target.shape)}"
             )
         if target.is_floating_point():

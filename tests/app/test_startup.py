@@ -55,6 +55,21 @@ def test_mistake_in_a_config_is_reported_without_torch(
     assert (done.returncode, message in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize("words", ["LOSS=null LOSS.name=nearby.Loss", "../nearby.yaml"])
+def test_module_of_a_dotted_path_is_found_without_imports(tmp_path: Path, words: str) -> None:
+    """As by the installed command, for which Python does not search the current folder."""
+    folder = tmp_path / "folder" if ".." in words else tmp_path
+    folder.mkdir(exist_ok=True)
+    (tmp_path / "nearby.py").write_text(
+        "from torch import nn\n\n\nclass Loss(nn.CrossEntropyLoss): pass\n"
+    )
+    (tmp_path / "nearby.yaml").write_text("defaults: [digits, _self_]\nLOSS: {name: nearby.Loss}\n")
+    call = ["plan", *words.split(), "PHASES.epochs=1", "RUN.rehearse=false"]
+    command = [sys.executable, "-P", "-c", "import sys; " + CALL, *call]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
     words = "train PHASES.epochs=1 PHASES.limit.train=1 PHASES.limit.test=1 RUN.dir=run"
     frozen, modules = run_process(tmp_path, words)

@@ -28,6 +28,17 @@ def test_masked_samples_do_not_count(topk, expected):
     assert meter.compute() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("topk", "expected"), [(1, 1 / 3), (2, 2 / 3)])
+def test_each_target_of_a_sample_counts(topk, expected):
+    """The second sample is masked, and a target of the first one is ignored."""
+    meter = Accuracy(topk, ignore_index=-100)
+    scores = torch.stack([SCORES.T, SCORES.T])
+    targets = torch.stack([torch.tensor([1, 2, -100, 2]), CLASSES])
+    meter.update(out(scores, targets, torch.tensor([True, False])))
+    assert meter.samples.item() == 3
+    assert meter.compute() == pytest.approx(expected)
+
+
 def test_steps_are_accumulated():
     meter = Accuracy()
     meter.update(out(SCORES[:1], CLASSES[:1]))
@@ -55,6 +66,7 @@ def test_large_counts_are_exact():
         (torch.zeros(4), CLASSES, r"outputs \(4,\) .*targets \(4,\)"),
         (SCORES, CLASSES[:3], r"targets \(3,\)"),
         (SCORES, torch.zeros(4, 3), r"targets \(4, 3\)"),
+        (torch.zeros(2, 3, 4), torch.zeros(2, 3).long(), r"targets \(2, 3\)"),
         (SCORES, torch.zeros(4), "torch.float32"),
         (SCORES[:, :1], CLASSES, "multilabel_accuracy"),
         (SCORES, None, "Tensor .*NoneType"),

@@ -26,54 +26,78 @@ from phasetrain.tasks.supervised import Supervised
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1e-3
-"""Relative difference that is taken for rounding."""
-
-SCALAR_TOLERANCE = 1e-4
-"""The same for a scalar of the model, whose dependence on the batch may be weak at first."""
+TOLERANCE = 1e-4
+"""Relative difference that is taken for rounding. Not larger: with the small outputs of initial
+weights, the losses of all pairs of samples are nearly equal."""
 
 SPREAD = 4.0
 """Samples are also compared with factors from -4 to 4: at first, all may take the same branch."""
 
 
 def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
-    """Warn if a batch is computed in parts, and a custom loss has another mean over parts.
+    """Warn if a batch is computed in parts, or a test has several batches, and a custom loss has
+    another mean over parts.
 
     Nothing is compared if the loss declares `coupled`, draws random numbers, changes with each
-    call, or cannot be computed on half a batch. Every rank has to call this. The task keeps its
-    state; the global generators move.
+    call, or cannot be computed on half a batch; if the task has its own `weight_of`, which may
+    count something other than samples; and if the rows of outputs and targets are not the samples,
+    as after a collate function that concatenates them. Every rank has to call this. The task keeps
+    its state; the global generators move.
 
     Args:
         run_plan: the run.
         task: its task, before the first step or in a rehearsal.
     """
     phase = run_plan.plan.first_training
-    splits = _list_splits(run_plan)
-    if phase is None or not splits or not isinstance(task, Supervised) or task.shards_weights:
+    if phase is None or not isinstance(task, Supervised) or task.shards_weights:
         return
+    if type(task).weight_of is not Supervised.weight_of:
+        return
+    splits = _list_splits(run_plan)
+    effects = {
+        True: [f"{split} changes the loss" for split in splits],
+        False: [
+            f"{name}/loss, a mean over batches, depends on DATA.{name.upper()}.batch_size"
+            for name in _list_tests(run_plan, task)
+        ],
+    }
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
-    _check_scalar_outputs(run_plan, task, phase, loss, splits)
-    if not is_undeclared(loss):
+    if splits:
+        _check_scalar_outputs(run_plan, task, phase, loss, splits)
+    if not any(effects.values()) or not is_undeclared(loss):
         return
     try:
         out = compute_first_batch(run_plan, task, phase, loss)
+        rows = len(list_tensors(out.output)[0])
+        if rows != out.samples:
+            return
         with run_plan.machine.apply_settings(), torch.no_grad():
-            means = compare_means(deepcopy(loss).train(), out.output, out.target)
+            means = {
+                mode: compare_means(deepcopy(loss).train(mode), out.output, out.target)
+                for mode in effects
+                if effects[mode]
+            }
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
         return
-    if means is None or math.isclose(*means, rel_tol=TOLERANCE, abs_tol=1e-6):
+    deviating = {
+        mode: pair
+        for mode, pair in means.items()
+        if pair is not None and not math.isclose(*pair, rel_tol=TOLERANCE, abs_tol=1e-6)
+    }
+    if not deviating:
         return
+    whole, halves = next(iter(deviating.values()))
     log.warning(
-        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s "
-        "changes the loss. If the loss compares samples with each other, set coupled = True in its "
-        "class, and compute batches as a whole; otherwise let it return the mean over samples, or "
-        "set coupled = False to accept the difference",
+        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s. "
+        "If the loss compares samples with each other, set coupled = True in its class, and "
+        "compute batches as a whole; otherwise let it return the mean over samples, or set "
+        "coupled = False to accept the difference",
         name_loss(loss),
-        means[0],
-        len(list_tensors(out.output)[0]),
-        means[1],
-        " and ".join(splits),
+        whole,
+        rows,
+        halves,
+        " and ".join(effect for mode in deviating for effect in effects[mode]),
     )
 
 
@@ -229,7 +253,7 @@ def _compare_scalars(
 def _differ(pair: tuple[float, float]) -> bool:
     """Return whether a value and a mean over parts differ by more than rounding."""
     is_finite = all(map(math.isfinite, pair))
-    return is_finite and not math.isclose(*pair, rel_tol=SCALAR_TOLERANCE, abs_tol=1e-6)
+    return is_finite and not math.isclose(*pair, rel_tol=TOLERANCE, abs_tol=1e-6)
 
 
 def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:
@@ -301,6 +325,20 @@ def _list_splits(run_plan: RunPlan) -> list[str]:
         ),
     }
     return [text for text, is_set in splits.items() if is_set]
+
+
+def _list_tests(run_plan: RunPlan, task: Task) -> list[str]:
+    """Return the test splits of several batches whose loss is measured."""
+    tested = {
+        phase.data
+        for phase, _ in run_plan.plan.phases.kinds
+        if not phase.is_train and phase.steps > 1
+    }
+    return [
+        name
+        for name in sorted(tested)
+        if any(isinstance(meter, MeanLoss) for meter in meters_of(task.meters, name).values())
+    ]
 
 
 def is_undeclared(loss: nn.Module) -> bool:

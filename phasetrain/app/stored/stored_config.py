@@ -12,7 +12,7 @@ from typing import Any
 
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import checkpoint_root, read_promised
-from phasetrain.config.compose.folders import is_file_word
+from phasetrain.config.compose.folders import is_file_word, list_file_folders
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.compose.override_text import format_literal, key_of, quote_value
 from phasetrain.config.nested import leaves
@@ -93,11 +93,6 @@ class StoredConfig:
         ]
         last = [word for word in changes if key_of(word) == "RUN.dir"][-1:]
         return (*kept, *new, *last)
-
-
-def list_file_folders(words: Sequence[str]) -> list[str]:
-    """Return the folders of the experiment files that the words of a command name by their path."""
-    return [str(Path(word).resolve().parent) for word in words if is_file_word(word)]
 
 
 def use_folder(

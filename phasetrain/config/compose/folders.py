@@ -1,6 +1,6 @@
 """Folders of configs: where they are, and which options they hold, without reading them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +16,11 @@ FOUND_DIRS = ("configs", "conf")
 def is_file_word(word: str) -> bool:
     """Return whether a word of the command line is the path of an experiment file."""
     return word.endswith((".yaml", ".yml")) and "=" not in word and not word.startswith("~")
+
+
+def list_file_folders(words: Iterable[str]) -> list[str]:
+    """Return the folders of the experiment files that the words of a command name by their path."""
+    return [str(Path(word).resolve().parent) for word in words if is_file_word(word)]
 
 
 def find_config_dir(config_dir: str | None, overrides: Sequence[str] = ()) -> str | None:

@@ -35,7 +35,7 @@ class EMASection(Section):
     )
     warmup: bool = key(
         True,
-        "start with a smaller decay: min(decay, (1 + t) / (10 + t)) after t updates of the average",
+        "start with a smaller decay: min(decay, (1 + t) / (10 + t)) with t earlier updates",
         resume="forbidden",
     )
     every: int = key(

@@ -273,8 +273,9 @@ class CustomLoader(PhaseLoader):
         if not sizes or sizes[0] != samples:
             raise SampleError(
                 f"{self.spec.where}.loader returns {sizes[0] if sizes else 'no'} samples in batch "
-                f"{place}, expected {samples} ({self.spec.where}.micro_batch_size); let it drop a "
-                "short last batch (drop_last)",
+                f"{place}, expected {samples} ({self.spec.where}.micro_batch_size); all "
+                "batches need as many, so let it drop a short last one (drop_last). If batches are "
+                "made of groups (queries, graphs), let a sample be a group, with a `collate`",
                 code="data.loader_batch_size",
             )
         return Batch(inputs, targets, torch.arange(place * samples, (place + 1) * samples), samples)

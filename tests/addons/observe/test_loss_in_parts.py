@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import phasetrain
 from phasetrain.addons.observe.loss_in_parts import compare_means
+from phasetrain.engine.batch import Batch
+from phasetrain.tasks.supervised import Supervised
 
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 DATA = TensorDataset(INPUTS, INPUTS.flip(1))
@@ -53,7 +55,7 @@ def fit(folder: Path, loss: Any, **changes: Any) -> phasetrain.RunResult:
     arguments: dict[str, Any] = {"OPTIMIZER": {"name": "sgd", "lr": 0.1, "accumulate": 2}}
     return phasetrain.fit(
         model,
-        train=DATA,
+        train=changes.pop("train", DATA),
         loss=loss,
         epochs=1,
         batch_size=16,
@@ -69,7 +71,8 @@ def list_warnings(folder: Path) -> list[str]:
 
 @pytest.mark.feature(
     "loss.in_parts",
-    "a custom loss that compares samples of a batch is found if accumulation splits the batch",
+    "a custom loss that compares samples of a batch is found if accumulation splits the batch, or a "
+    "test has several batches",
     "`coupled`, `OPTIMIZER.accumulate`",
 )
 @pytest.mark.parametrize("loss", [Contrast(), contrast])
@@ -112,6 +115,98 @@ def test_other_losses_are_accepted(loss: Any, tmp_path: Path) -> None:
 
 def test_whole_batches_are_accepted(tmp_path: Path) -> None:
     fit(tmp_path, Contrast(), OPTIMIZER={"name": "sgd", "lr": 0.1})
+    assert list_warnings(tmp_path) == []
+
+
+class OnlyInTests(Rows):
+    """Compares samples with each other in tests only."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(output, target)
+        return contrast(output, target)
+
+
+class OnlyInTraining(Rows):
+    """Compares samples with each other in training only."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return contrast(output, target) if self.training else super().forward(output, target)
+
+
+class Nearly(Rows):
+    """Is nearly the mean over samples, as losses of pairs are for small outputs."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output, target) * (1.0005 if len(output) == 16 else 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "batch_size", "lines"),
+    [
+        (Contrast(), 16, 1),
+        (contrast, 16, 1),
+        (OnlyInTests(), 16, 1),
+        (Nearly(), 16, 1),
+        (OnlyInTraining(), 16, 0),
+        (Contrast(), 64, 0),  # a single batch
+        (Declared(), 16, 0),
+        (Rows(), 16, 0),
+        (mse_loss, 16, 0),
+    ],
+)
+def test_loss_of_a_test_that_depends_on_its_batches_is_reported(
+    loss: Any, batch_size: int, lines: int, tmp_path: Path
+) -> None:
+    changes = {"DATA": {"TEST": {"batch_size": batch_size}}, "METERS": {"loss": {}}}
+    fit(tmp_path, loss, test=DATA, OPTIMIZER={"name": "sgd", "lr": 0.1}, **changes)
+    warnings = list_warnings(tmp_path)
+    assert len(warnings) == lines
+    assert all("depends on DATA.TEST.batch_size" in line for line in warnings)
+
+
+def test_test_without_a_loss_is_accepted(tmp_path: Path) -> None:
+    changes = {"DATA": {"TEST": {"batch_size": 16}}, "METERS": {"loss": None, "regression": {}}}
+    fit(tmp_path, Contrast(), test=DATA, OPTIMIZER={"name": "sgd", "lr": 0.1}, **changes)
+    assert list_warnings(tmp_path) == []
+
+
+class Groups(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of 1 to 4 rows."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        rows = INPUTS[index : index + 1 + index % 4]
+        return rows, torch.full((len(rows),), index)
+
+
+def concatenate(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([rows for rows, _ in samples]), torch.cat([number for _, number in samples])
+
+
+def group_mean(output: Tensor, target: Tensor) -> Tensor:
+    """Is the mean over samples, whose rows are weighted by their number."""
+    groups = [output[target == number].square().mean() for number in set(target.tolist())]
+    return torch.stack(groups).mean()
+
+
+def test_rows_of_a_collate_function_that_concatenates_are_not_cut(tmp_path: Path) -> None:
+    batches = {"batch_size": 8, "collate": f"{__name__}.concatenate"}
+    fit(tmp_path, group_mean, train=Groups(), DATA={"TRAIN": batches})
+    assert list_warnings(tmp_path) == []
+
+
+class WeightedByRows(Supervised):
+    """Weights batches by something other than samples."""
+
+    def weight_of(self, batch: Batch) -> float:
+        return 2.0 * batch.size
+
+
+def test_losses_of_tasks_with_weights_are_not_compared(tmp_path: Path) -> None:
+    fit(tmp_path, Contrast(), TASK={"name": f"{__name__}.WeightedByRows"})
     assert list_warnings(tmp_path) == []
 
 

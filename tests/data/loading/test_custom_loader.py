@@ -54,6 +54,22 @@ class TestBatches:
         assert all(torch.equal(a.input, b.input) for (a,), (b,) in zip(one, other, strict=True))
         assert not torch.equal(one[0][0].input, one[1][0].input)
 
+    @pytest.mark.parametrize("words", [(), ("DATA.TRAIN.subset={samples: 96}",)])
+    def test_loader_reaches_the_dataset_behind_its_samples(self, words: tuple[str, ...]) -> None:
+        made = build_run(
+            [
+                *("PHASES.epochs=1", "DATA.TRAIN.transforms=[]", "DATA.TRAIN.batch_size=48"),
+                "DATA.TRAIN.loader=reading_parts.OfDataset",
+                *words,
+            ]
+        )
+        loader = made.task.parts.loaders["train"]
+        [batch] = next(iter(loader.batches(made.plan.phases[0])))
+        chosen = loader.reader.chosen
+        labels = load_digits().labels()
+        expected = labels if chosen is None else labels[chosen]
+        assert batch.target.tolist() == expected[:48].tolist()
+
     def test_inputs_and_targets_are_selected_from_batches(self) -> None:
         [[batch]] = first_steps(OWN, "DATA.TRAIN.inputs=0", "DATA.TRAIN.targets=[]", steps=1)
         assert (batch.input.shape, batch.target) == ((48, 1, 8, 8), None)

@@ -220,9 +220,17 @@ class _Extraction:
         for name, value in columns.items():
             if not value.ndim or len(value) != len(batch.ids):
                 key, advice = "EXTRACT.layers", "name another layer"
+                in_python = (
+                    "or use task.predict in Python, if a sample has many rows as a graph has"
+                )
+                if name.startswith("target"):
+                    key = f"DATA.{self.name.upper()}"
+                    advice = f"let the collate function return one target per sample, {in_python}"
                 if name.startswith("scores"):
                     key = "EXTRACT.predictions = true"
-                    advice = "let the model return it in training only, or set it to false"
+                    advice = (
+                        f"let the model return it in training only, set it to false, {in_python}"
+                    )
                 raise ConfigError(
                     f"{key}: {name} has shape {tuple(value.shape)} for a batch of "
                     f"{len(batch.ids)} samples, expected a row for each sample; {advice}"

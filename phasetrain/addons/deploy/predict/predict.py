@@ -369,8 +369,9 @@ def _check_rows(output: Any, samples: int, name: str = "") -> None:
     if not has_rows or len(output) != samples:
         raise ConfigError(
             f"MODEL: its output{f' {name!r}' if name else ''} is {describe_shapes(output)} for "
-            f"{format_count(samples, 'sample')}, expected an entry for each; let the model return "
-            "other values in training only (`if self.training`), or use task.predict in Python",
+            f"{format_count(samples, 'sample')}, expected an entry for each; if a sample has "
+            "many rows, as a graph has, use task.predict in Python; if the output has other values "
+            "for the loss, let the model return them in training only (`if self.training`)",
             code="predict.wrong_output",
         )
 

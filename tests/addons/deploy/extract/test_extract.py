@@ -355,7 +355,31 @@ def test_a_subset_is_taken_as_such(trained: Path, tmp_path: Path) -> None:
         extract(trained, tmp_path, *words, "DATA.TEST.subset.seed=4")
 
 
+def repeat_targets(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    targets = [int(target) for _, target in samples for _ in range(2)]
+    return torch.stack([image for image, _ in samples]), torch.tensor(targets)
+
+
+def repeat_all(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    return repeat_targets([sample for sample in samples for _ in range(2)])
+
+
 class TestErrors:
+    @pytest.mark.parametrize(
+        ("collate", "layers", "key"),
+        [
+            ("repeat_targets", "[]", "DATA.TEST"),
+            ("repeat_targets", "[features]", "DATA.TEST"),
+            ("repeat_all", "[]", "DATA.TEST"),
+        ],
+    )
+    def test_data_without_a_row_per_sample_is_named(
+        self, trained: Path, tmp_path: Path, collate: str, layers: str, key: str
+    ) -> None:
+        words = [f"EXTRACT.layers={layers}", "EXTRACT.splits=[test]"]
+        with raises(ConfigError, key=key):
+            extract(trained, tmp_path, *words, f"DATA.TEST.collate={__name__}.{collate}")
+
     @pytest.mark.parametrize(
         ("word", "problem"),
         [
