@@ -1,15 +1,10 @@
-from pathlib import Path
-
 import pytest
 import torch
 from raising import raises
 from torch import Tensor, nn
 
-import phasetrain
-from phasetrain.engine.batch import Batch
 from phasetrain.errors import ConfigError
 from phasetrain.losses import (
-    LOSSES,
     CrossEntropy,
     FunctionLoss,
     WeightedSum,
@@ -17,7 +12,6 @@ from phasetrain.losses import (
     find_target_counter,
     has_nested_target_counter,
 )
-from phasetrain.tasks import TASKS, Supervised
 from phasetrain.testing.build import build_run
 
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 1.0]))
@@ -55,43 +49,6 @@ def test_nested_counter_is_rejected_with_accumulation() -> None:
     build_run(words)
     with raises(ConfigError, key="LOSS.name", given="'weighted_sum'"):
         build_run([*words, "OPTIMIZER.accumulate=4"])
-
-
-@LOSSES.register("masked_mean")
-class MaskedMean(nn.Module):
-    """Mean of the squared errors of the targets that count."""
-
-    def __init__(self, ignore_index: int | None = -1) -> None:
-        super().__init__()
-        self.ignore_index = ignore_index
-
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return (output[:, 0] - target)[target != self.ignore_index].square().mean()
-
-
-@TASKS.register("weighs_targets")
-class WeighsTargets(Supervised):
-    def weight_of(self, batch: Batch) -> float:
-        return float((batch.target != -1).sum())
-
-
-@pytest.mark.parametrize(
-    ("words", "is_reported"),
-    [
-        (["OPTIMIZER.accumulate=2"], True),
-        ([], False),
-        (["OPTIMIZER.accumulate=2", "LOSS.ignore_index=null"], False),
-        (["OPTIMIZER.accumulate=2", "TASK.name=weighs_targets"], False),
-        (["OPTIMIZER.accumulate=2", "LOSS={name: CrossEntropyLoss, ignore_index: 3}"], False),
-    ],
-)
-def test_custom_loss_that_ignores_targets_is_reported_if_its_batches_are_split(
-    words: list[str], is_reported: bool, tmp_path: Path
-) -> None:
-    small = ["PHASES.epochs=1", "PHASES.limit.train=1", "METERS=null", f"RUN.dir={tmp_path}"]
-    phasetrain.run([*small, "LOSS={name: masked_mean}", *words])
-    log = (tmp_path / "log.txt").read_text()
-    assert ("LOSS.name = 'masked_mean': it declares ignore_index" in log) == is_reported
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from phasetrain.addons.observe.loss_in_parts import list_splits
 from phasetrain.app.preflight.run_plan import RunPlan
 from phasetrain.data import SampleReader
 from phasetrain.engine.batch import IGNORED
@@ -31,6 +32,8 @@ def check_ignored_targets(run_plan: RunPlan, task: Task) -> None:
     """
     if not isinstance(task, Supervised) or type(task).weight_of is not Supervised.weight_of:
         return
+    if list_splits(run_plan):
+        _check_custom_losses(task)
     splits: dict[tuple[nn.Module, int, bool], list[str]] = {}
     phases = {(phase.data, phase.stage): phase for phase, _ in reversed(run_plan.plan.phases.kinds)}
     for phase in reversed(phases.values()):
@@ -52,6 +55,21 @@ def check_ignored_targets(run_plan: RunPlan, task: Task) -> None:
         )
 
 
+def _check_custom_losses(task: Task) -> None:
+    """Warn if a custom loss may average over the targets that it does not ignore."""
+    for loss in task.parts.losses or [task.parts.loss]:
+        for part in loss.modules() if find_target_counter(loss) is None else ():
+            source = part.function if isinstance(part, FunctionLoss) else type(part)
+            if getattr(part, "ignore_index", None) is not None and is_custom(source):
+                log.warning(
+                    "LOSS: %s declares ignore_index, and a batch is computed in parts, "
+                    "which count by their samples; if it is a mean over the other targets, this is "
+                    "not the update of the whole batch: return their number by `weight_of(batch)` "
+                    "of a custom task",
+                    name_loss(part),
+                )
+
+
 def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
     """Yield each part of a loss that averages over the targets that it does not ignore, and the
     ignored class, if batches are not weighted by these targets."""
@@ -63,7 +81,7 @@ def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
             ignored = IGNORED if part.ignore_index is None else part.ignore_index
         elif isinstance(part, nn.CrossEntropyLoss | nn.NLLLoss | FunctionLoss):
             ignored = part.ignore_index
-        # What a custom function averages over is not known; `check_counted` warns.
+        # What a custom function averages over is not known; `_check_custom_losses` warns.
         is_unknown = isinstance(part, FunctionLoss) and is_custom(part.function)
         if ignored is not None and not is_unknown:
             yield part, ignored

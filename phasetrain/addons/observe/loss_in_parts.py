@@ -53,7 +53,7 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
         return
     if type(task).weight_of is not Supervised.weight_of:
         return
-    splits = _list_splits(run_plan)
+    splits = list_splits(run_plan)
     effects = {
         True: [f"{split} changes the loss" for split in splits],
         False: [
@@ -309,7 +309,7 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _list_splits(run_plan: RunPlan) -> list[str]:
+def list_splits(run_plan: RunPlan) -> list[str]:
     """Return the settings that compute a batch in parts."""
     setup = run_plan.setup
     config = setup.config

@@ -228,7 +228,7 @@ def tile_images(images: Tensor) -> Tensor:
     columns = max(1, count if count <= MAX_ROW else isqrt(count - 1) + 1)
     missing = -count % columns
     padded = torch.cat([images, images.new_zeros(missing, *images.shape[1:])])
-    return torch.cat([torch.cat(list(row), 2) for row in padded.split(columns)], 1)
+    return torch.cat([torch.cat(list(row), 2) for row in torch.split(padded, columns)], 1)
 
 
 def _draw(name: str, figure: Any) -> bytes:

@@ -9,11 +9,8 @@ from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
-from phasetrain.losses import FunctionLoss, find_target_counter, has_nested_target_counter
+from phasetrain.losses import has_nested_target_counter
 from phasetrain.losses.base import CoupledLoss
-from phasetrain.proof.held import is_custom
-from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.supervised import Supervised
 
 log = logging.getLogger(__name__)
 
@@ -113,8 +110,7 @@ def _list_rank_conflicts(
 
 
 def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
-    """Reject a split batch if a part of the loss averages over something other than samples, and
-    warn if a custom loss may do so.
+    """Reject a split batch if a part of the loss averages over something other than samples.
 
     Raises:
         ConfigError: accumulation or several processes, with such a loss inside another one.
@@ -131,15 +127,3 @@ def check_counted(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
             "classes, so its mean is not over samples, and computing a batch in parts would change "
             "the loss; use this term as the only loss, or OPTIMIZER.accumulate=1 on a single rank"
         )
-    weight_of = getattr(TASKS.find(configs[0].TASK.name), "weight_of", None)
-    if find_target_counter(loss) is None and weight_of is Supervised.weight_of:
-        for part in loss.modules():
-            source = part.function if isinstance(part, FunctionLoss) else type(part)
-            if getattr(part, "ignore_index", None) is not None and is_custom(source):
-                log.warning(
-                    "LOSS.name = %r: it declares ignore_index, and a batch is computed in parts, "
-                    "which count by their samples; if it is a mean over the other targets, this is "
-                    "not the update of the whole batch: return their number by `weight_of(batch)` "
-                    "of a custom task",
-                    configs[0].LOSS.name,
-                )

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 import phasetrain
+from phasetrain.engine.batch import Batch
+from phasetrain.losses import LOSSES
+from phasetrain.tasks import TASKS, Supervised
 
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
 CLASSES = (INPUTS[:, 0] > 0).long()
@@ -73,3 +76,40 @@ def test_ignored_targets_of_a_test_are_reported(loss: Any, tmp_path: Path) -> No
 )
 def test_counted_targets_are_accepted(loss: Any, target: torch.Tensor, tmp_path: Path) -> None:
     assert list_warnings(tmp_path, loss, target, target) == []
+
+
+@LOSSES.register("masked_mean")
+class MaskedMean(nn.Module):
+    """Mean of the squared errors of the targets that count."""
+
+    def __init__(self, ignore_index: int | None = -1) -> None:
+        super().__init__()
+        self.ignore_index = ignore_index
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return (output[:, 0] - target)[target != self.ignore_index].square().mean()
+
+
+@TASKS.register("weighs_targets")
+class WeighsTargets(Supervised):
+    def weight_of(self, batch: Batch) -> float:
+        return float((batch.target != -1).sum())
+
+
+@pytest.mark.parametrize(
+    ("words", "is_reported"),
+    [
+        (["OPTIMIZER.accumulate=2"], True),
+        ([], False),
+        (["OPTIMIZER.accumulate=2", "LOSS.ignore_index=null"], False),
+        (["OPTIMIZER.accumulate=2", "TASK.name=weighs_targets"], False),
+        (["OPTIMIZER.accumulate=2", "LOSS={name: CrossEntropyLoss, ignore_index: 3}"], False),
+    ],
+)
+def test_custom_loss_that_ignores_targets_is_reported_if_its_batches_are_split(
+    words: list[str], is_reported: bool, tmp_path: Path
+) -> None:
+    small = ["PHASES.epochs=1", "PHASES.limit.train=1", "METERS=null", f"RUN.dir={tmp_path}"]
+    phasetrain.run([*small, "LOSS={name: masked_mean}", *words])
+    log = (tmp_path / "log.txt").read_text()
+    assert ("LOSS: MaskedMean declares ignore_index" in log) == is_reported
