@@ -179,3 +179,53 @@ class ComparisonSettings:
         "show how many seeds find a difference of this size in the metric",
         metavar="DIFFERENCE",
     )
+
+
+@dataclass(frozen=True)
+class AtOptions:
+    """How to visit a past update.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    script: str | None = option(None, "run Python code there in place of a prompt", metavar="FILE")
+    memory: float = option(
+        1.0, "GiB of states that make stepping back instant (default: 1)", metavar="GIB"
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        if not self.memory >= 0:
+            raise ConfigError(f"--memory {self.memory}: expected 0 or more GiB", code="cli.usage")
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """A question about the order of the samples.
+
+    Raises:
+        ConfigError: there is no question (code `cli.usage`).
+    """
+
+    sample: int | None = option(None, "all updates with a sample of the dataset", metavar="ID")
+    update: int | None = option(None, "all samples of an update", metavar="N")
+    between: tuple[int, int] | None = option(
+        None, "all samples of a range of updates", type=int, nargs=2, metavar=("A", "B")
+    )
+    sql: str | None = option(
+        None,
+        "query the tables `samples` and `updates`, of all updates or those of --between",
+        metavar="SELECT",
+    )
+    out: str | None = option(None, "write all rows to FILE.csv or FILE.parquet", metavar="FILE")
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        asked = [self.sample is not None, self.update is not None]
+        if sum(asked) + bool(self.between or self.sql) != 1:
+            raise ConfigError(
+                "phasetrain order: expected one of --sample ID, --update N, --between A B and "
+                "--sql SELECT; --sql and --between go together",
+                code="cli.usage",
+            )
