@@ -1,33 +1,42 @@
 """Checks that visits to past updates have the bits of the run.
 
-    python benchmarks/time_travel.py at order
+    python benchmarks/time_travel.py at order relog
 
 Three tasks (images with batch norm, dropout and accumulation; a table; text) are trained twice, with
 all checkpoints and with one after every tenth update. `at` visits random updates of the second run
 and compares all weights and the optimizer with the checkpoint of the first run, trains the update
 and compares it with the ledger, and steps back. `order` lists the samples of all updates of each
 task, compares them with the ledger and with the rows of random samples, and finds a sample in an
-epoch of 10**9. The exit code is 1 if something differs.
+epoch of 10**7. `relog` trains runs with the hooks of relog_hooks.py and without, runs each hook over
+each of the latter in one process and in three, and compares all lines. The exit code is 1 if
+something differs.
 """
 
 import argparse
 import hashlib
 import io
+import json
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
+import relog_hooks
 import torch
 from torch.utils.data import Dataset
 
+from phasetrain.addons.experiments.options import RelogOptions
 from phasetrain.addons.experiments.travel.past_run import open_past_run
+from phasetrain.addons.experiments.travel.relog import relog
 from phasetrain.addons.experiments.travel.sample_order import SampleOrder
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.app.api import run
 from phasetrain.checkpoint.reader import CheckpointReader
-from phasetrain.runs.view import read_status
+from phasetrain.hooks import Hook
+from phasetrain.runs.view import RunView, read_status
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
@@ -55,10 +64,11 @@ TASKS = {
 LEARNED = ("model", "loss", "updater")
 
 
-def train(folder: Path, *words: str) -> None:
+def train(folder: Path, *words: str, hooks: Mapping[str, Hook] | None = None) -> None:
     """Train a run, unless it has been trained."""
     if read_status(folder).state != "finished":
-        run([*words, f"RUN.dir={folder}"], terminal=Terminal(io.StringIO(), live=False))
+        terminal = Terminal(io.StringIO(), live=False)
+        run([*words, f"RUN.dir={folder}"], terminal=terminal, hooks=hooks)
 
 
 def hash_folder(folder: Path) -> str:
@@ -106,13 +116,13 @@ def check_visits(folder: Path, task: str, visits: int) -> bool:
 
 
 class Numbers(Dataset):
-    """A dataset of 10**9 samples."""
+    """A dataset of 10**7 samples."""
 
     classes = 2
     shape = (4,)
 
     def __len__(self) -> int:
-        return 10**9
+        return 10**7
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full(self.shape, index % 7, dtype=torch.float32), index % 2
@@ -142,7 +152,7 @@ def check_order(folder: Path, task: str, samples: int = 50) -> bool:
 
 
 def check_large_order(folder: Path) -> bool:
-    """Find samples in an epoch of 10**9, and print the time of each."""
+    """Find samples in an epoch of 10**7, and print the time of each."""
     past = folder / "numbers"
     words = ("DATA.TRAIN.dataset=time_travel.Numbers", "DATA.TRAIN.transforms=[]", "DATA.TEST=null")
     limits = ("PHASES.epochs=100", "RUN.pause_at=3", "CHECKPOINT.every_updates=1")
@@ -159,18 +169,72 @@ def check_large_order(folder: Path) -> bool:
     updates = table.columns["update"].tolist()
     is_found = updates[0] == 2 and len(updates) == 100 and table.wrong is None
     print(
-        f"order, 10**9 samples: sample {sample} is found in {len(updates)} epochs in "
+        f"order, 10**7 samples: sample {sample} is found in {len(updates)} epochs in "
         f"{10 * seconds:.2f} ms each ({'right' if is_found else 'WRONG'})"
     )
     return is_found
 
 
+def list_new(live: Path, past: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the lines of a run with all hooks, with some names that another run does not have."""
+    old = [line.content for line in RunView(past).lines]
+    lines = []
+    for line in (dict(line.content) for line in RunView(live).lines):
+        key = {"step": "logs", "phase": "metrics"}.get(line["kind"])
+        if key is None:
+            lines += [line] if line["kind"] in names else []
+            continue
+        known = {name for other in old for name in other.get(key, {})}
+        values = {name: line.get(key, {}).get(name) for name in names}
+        new = {name: value for name, value in values.items() if value is not None}
+        if new.keys() - known:
+            entries = {name: line[name] for name in line if name not in ("loss", "lr", "time")}
+            entries = {name: entries[name] for name in entries if name not in ("logs", "metrics")}
+            lines.append(entries | {key: new} | ({"directions": {}} if key == "metrics" else {}))
+    return [{key: line[key] for key in line if key != "time"} for line in lines]
+
+
+def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
+    """Run each hook over each run, print the figures, and return whether all lines were right."""
+    equal = dict.fromkeys(processes, 0)
+    alone = 0
+    for number in range(runs):
+        task = list(TASKS)[number % len(TASKS)]
+        words = (*TASKS[task], *COMMON, f"RUN.seed={number}", "HOOKS.metrics.every_updates=1")
+        past, live = folder / f"relog-{number}", folder / f"relog-{number}-live"
+        train(past, *words)
+        hooks = {kind.__name__: kind() for kind in relog_hooks.HOOKS}
+        train(live, *words, hooks=hooks)
+        for kind in relog_hooks.HOOKS:
+            chosen = folder / f"{kind.__name__}.py"
+            source = str(Path(relog_hooks.__file__).parent)
+            chosen.write_text(
+                f"import sys\nsys.path.insert(0, {source!r})\nimport relog_hooks\n"
+                f"hook = relog_hooks.{kind.__name__}()\n"
+            )
+            for jobs in processes:
+                done = relog(str(past), RelogOptions(str(chosen), jobs=jobs))
+                lines = [json.loads(line) for line in Path(done.path).read_text().splitlines()]
+                is_equal = bool(lines) and lines == list_new(live, past, done.names)
+                equal[jobs] += is_equal
+                alone += bool(done.kept)
+                if not is_equal:
+                    print(f"relog, {task}, seed {number}, {kind.__name__}, {jobs}: lines DIFFER")
+    pairs = runs * len(relog_hooks.HOOKS)
+    for jobs, count in equal.items():
+        print(f"relog, {jobs} processes: {count} of {pairs} pairs of hook and run have equal lines")
+    print(f"relog: {alone} of them by hooks that keep values, and ran from the start of the run")
+    return all(count == pairs for count in equal.values())
+
+
 def main() -> int:
     """Run the checks and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=["at", "order"])
+    parser.add_argument("what", nargs="+", choices=["at", "order", "relog"])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--visits", type=int, default=34, help="visits of each task")
+    parser.add_argument("--runs", type=int, default=10, help="runs of relog")
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 3])
     parser.add_argument("--folder", type=Path, default=None)
     flags = parser.parse_args()
     folder = flags.folder or Path(tempfile.mkdtemp(prefix="time-travel-"))
@@ -182,6 +246,8 @@ def main() -> int:
             results.append(check_order(folder, task))
     if "order" in flags.what:
         results.append(check_large_order(folder))
+    if "relog" in flags.what:
+        results.append(check_relog(folder, flags.runs, flags.processes))
     return int(not all(results))
 
 

@@ -55,6 +55,13 @@ def register(addon: AddOn) -> None:
             arguments=f"{TRAVEL_COMMANDS}:add_order_arguments",
         ),
         Command(
+            "relog",
+            "RUN_FOLDER --hook FILE",
+            "log numbers of past updates with a hook that the run did not have",
+            f"{TRAVEL_COMMANDS}:run_relog",
+            arguments=f"{TRAVEL_COMMANDS}:add_relog_arguments",
+        ),
+        Command(
             "find-lr",
             "[OVERRIDE ...]",
             "find a learning rate with a range test",

@@ -229,3 +229,27 @@ class OrderOptions:
                 "--sql SELECT; --sql and --between go together",
                 code="cli.usage",
             )
+
+
+@dataclass(frozen=True)
+class RelogOptions:
+    """What to log after the fact.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    hook: str = option(
+        "", "file with hooks; without one, what the code logs that has been changed", metavar="FILE"
+    )
+    updates: str = option(":", "the updates, such as 100:200 (default: all)", metavar="A:B")
+    jobs: int = option(1, "processes, each from a kept checkpoint (default: 1)", metavar="N")
+    every: int | None = option(
+        None, "updates between two logged steps (default: as in the run)", metavar="N"
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--jobs", self.jobs), ("--every", self.every)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} {value}: expected 1 or more", code="cli.usage")

@@ -2,7 +2,7 @@
 
 import argparse
 
-from phasetrain.addons.experiments.options import AtOptions, OrderOptions
+from phasetrain.addons.experiments.options import AtOptions, OrderOptions, RelogOptions
 from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
@@ -51,3 +51,23 @@ def run_order(call: Call) -> Outcome:
     with print_log(Terminal(live=False)):
         answer = answer_order(call.flags.run_folder, options)
     return Outcome(answer.exit_code, text=answer.to_text(), content=answer.to_json())
+
+
+def add_relog_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and hooks."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    add_options(parser, RelogOptions)
+
+
+def run_relog(call: Call) -> Outcome:
+    """Log numbers of past updates."""
+    from dataclasses import asdict
+
+    from phasetrain.addons.experiments.travel.relog import relog
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    options = read_options(RelogOptions, call.flags)
+    with print_log(Terminal(live=False)):
+        done = relog(call.flags.run_folder, options)
+    return Outcome(text=done.to_text(), content=asdict(done))

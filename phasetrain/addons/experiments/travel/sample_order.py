@@ -113,7 +113,7 @@ class SampleOrder:
                 f"to {self.updates}",
                 code="order.no_such_update",
             )
-        parts = []
+        parts: list[dict[str, NDArray[np.generic]]] = []
         rows = 0
         for phase, before in self._list_phases():
             begin = max(first - 1 - before, 0)
@@ -150,7 +150,7 @@ class SampleOrder:
                 code="order.no_such_sample",
             )
         wanted = np.array([sample], dtype=np.int64)
-        parts = []
+        parts: list[dict[str, NDArray[np.generic]]] = []
         epoch = -1
         positions = np.empty(0, dtype=np.int64)
         for phase, before in self._list_phases():
