@@ -1,6 +1,6 @@
 """Checks that visits to past updates have the bits of the run.
 
-    python benchmarks/time_travel.py at order relog
+    python benchmarks/time_travel.py at order relog kill
 
 Three tasks (images with batch norm, dropout and accumulation; a table; text) are trained twice, with
 all checkpoints and with one after every tenth update. `at` visits random updates of the second run
@@ -8,14 +8,17 @@ and compares all weights and the optimizer with the checkpoint of the first run,
 and compares it with the ledger, and steps back. `order` lists the samples of all updates of each
 task, compares them with the ledger and with the rows of random samples, and finds a sample in an
 epoch of 10**7. `relog` trains runs with the hooks of relog_hooks.py and without, runs each hook over
-each of the latter in one process and in three, and compares all lines. The exit code is 1 if
-something differs.
+each of the latter in one process and in three, and compares all lines. `kill` sends SIGKILL to the
+commands at random moments, and checks that the run folder is untouched and that no half of a file
+is left. The exit code is 1 if something differs.
 """
 
 import argparse
 import hashlib
 import io
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -227,14 +230,53 @@ def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
     return all(count == pairs for count in equal.values())
 
 
+def check_kills(folder: Path, kills: int) -> bool:
+    """Kill commands at random moments, print the figures, and return whether nothing was changed."""
+    past = folder / "killed"
+    train(past, *TASKS["digits"], *COMMON)
+    before = hash_folder(past)
+    hook = folder / "killed.py"
+    source = Path(relog_hooks.__file__).read_text()
+    hook.write_text(
+        source.partition("class InputMean")[0] + source[source.index("class WeightN") :]
+    )
+    script = folder / "killed_script.py"
+    script.write_text("for _ in range(10):\n    step()\n    back()\n")
+    commands = (
+        ["at", str(past), "37", "--script", str(script)],
+        ["order", str(past), "--between", "1", "60"],
+        ["relog", str(past), "--hook", str(hook), "--jobs", "2"],
+    )
+    generator = np.random.default_rng(seed_of(0, "kill"))
+    untouched = killed = 0
+    for number in range(kills):
+        words = [sys.executable, "-m", "phasetrain", *commands[number % len(commands)]]
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                process.wait(timeout=float(generator.uniform(1, 20)))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                killed += 1
+        written = Path(f"{past}-relog/killed.relog.jsonl")
+        is_whole = not written.exists() or all(
+            json.loads(line) for line in written.read_text().splitlines()
+        )
+        untouched += hash_folder(past) == before and is_whole
+    print(f"kill: {killed} of {kills} commands were killed; {untouched} of {kills} changed nothing")
+    return untouched == kills
+
+
 def main() -> int:
     """Run the checks and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="+", choices=["at", "order", "relog"])
+    parser.add_argument("what", nargs="+", choices=["at", "order", "relog", "kill"])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--visits", type=int, default=34, help="visits of each task")
     parser.add_argument("--runs", type=int, default=10, help="runs of relog")
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 3])
+    parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--folder", type=Path, default=None)
     flags = parser.parse_args()
     folder = flags.folder or Path(tempfile.mkdtemp(prefix="time-travel-"))
@@ -248,6 +290,8 @@ def main() -> int:
         results.append(check_large_order(folder))
     if "relog" in flags.what:
         results.append(check_relog(folder, flags.runs, flags.processes))
+    if "kill" in flags.what:
+        results.append(check_kills(folder, flags.kills))
     return int(not all(results))
 
 

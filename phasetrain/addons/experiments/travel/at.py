@@ -2,6 +2,7 @@
 
 import code
 import linecache
+import logging
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
-from phasetrain.addons.experiments.travel.visit import Visit
+from phasetrain.addons.experiments.travel.visit import Visit, limit_verdict
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.format import format_count
+
+log = logging.getLogger(__name__)
 
 GIGABYTE = 2**30
 
@@ -90,6 +93,9 @@ def stand_at(
         is_different = visit.first_difference is not None
         if source is not None:
             assert script is not None
+            for line in text.splitlines():
+                log.info(line)
+            text = ""
             _run_script(script, source, names)
             content[SUMMARY] = names.get(SUMMARY)
         elif asks:
@@ -136,6 +142,7 @@ def describe_visit(past: PastRun, visit: Visit) -> dict[str, Any]:
         "began": visit.began,
         "replayed": visit.replayed,
         "checked": visit.checked,
+        "compared": list(past.components),
         "difference": None
         if difference is None
         else {"update": difference[0], "components": list(difference[1])},
@@ -159,7 +166,8 @@ def _format_visit(content: Mapping[str, Any]) -> str:
             f"ledger: {', '.join(first['components'])}. This is not the state of the run"
         )
     elif content["checked"]:
-        verdict = f"{trained} trained again, {content['checked']} equal the ledger bit for bit"
+        limit = limit_verdict(content["compared"]) or " bit for bit"
+        verdict = f"{trained} trained again, {content['checked']} equal the ledger{limit}"
     return f"{where}\n{verdict}"
 
 

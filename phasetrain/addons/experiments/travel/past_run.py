@@ -58,6 +58,11 @@ class PastRun:
         return count if isinstance(count, int) else 1
 
     @cached_property
+    def components(self) -> tuple[str, ...]:
+        """The components of a record that one process computes as the run did."""
+        return select_components(self.setup, self.processes)
+
+    @cached_property
     def plan(self) -> Plan:
         """The phases of the run, past and future: those of the newest checkpoint."""
         folder, storage = self.folder.path, self.folder.storage
@@ -92,8 +97,7 @@ class PastRun:
         if self.ledger is None or record.updates not in self.ledger:
             return None
         before = self.ledger[record.updates]
-        components = select_components(self.setup, before.processes)
-        return [name for name in list_differences(before, record) if name in components]
+        return [name for name in list_differences(before, record) if name in self.components]
 
 
 @contextmanager
@@ -116,6 +120,8 @@ def open_past_run(folder: str, *, trust: bool = False) -> Iterator[PastRun]:
         f"RUN.allow={format_literal(stored.allowed, 'RUN.allow')}",
     ]
     setup = resolve_config(words, stored=stored, terminal=Terminal(io.StringIO(), live=False))
+    for line in stored.environment.deviations:
+        log.warning("%s may not be the run of its config: %s", stored.folder, line)
     if setup.machine.cpu_capability is None:
         limit_to_checkpoint(files.storage, files.path)
     with trust_only(setup.trusted_paths):

@@ -2,7 +2,7 @@
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +27,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.run_state import collect_state, restore
+from phasetrain.runs.ledger import COMPONENTS
 from phasetrain.runtime.format import format_count, format_estimate
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import SavedTask, Task
@@ -68,6 +69,11 @@ class TensorChange:
         )
 
 
+def limit_verdict(compared: Sequence[str]) -> str:
+    """Return which components alone were compared, to follow a verdict; empty for all of them."""
+    return "" if tuple(compared) == COMPONENTS else f" in {' and '.join(compared)}"
+
+
 class Changes(list[TensorChange]):
     """Tensors that differ, the largest relative change first; prints as lines."""
 
@@ -89,6 +95,7 @@ class StepReport:
         lr: learning rate of the first parameter group.
         samples: number of its samples.
         differs: components in which it differs from the ledger; None if there is no record of it.
+        compared: components that were compared; of a run of several ranks perhaps not all.
         changed: the tensors of the model that it has changed.
     """
 
@@ -98,6 +105,7 @@ class StepReport:
     lr: float
     samples: int
     differs: tuple[str, ...] | None
+    compared: tuple[str, ...]
     changed: Changes
 
     def __repr__(self) -> str:
@@ -105,7 +113,7 @@ class StepReport:
         if self.differs is not None:
             verdict = "differs from the ledger in " + ", ".join(self.differs)
             if not self.differs:
-                verdict = "equals the ledger"
+                verdict = f"equals the ledger{limit_verdict(self.compared)}"
         norm = "none" if self.gradient_norm is None else f"{self.gradient_norm:.6g}"
         head = f"update {self.update}: loss {self.loss:.6g}, gradient norm {norm}, lr {self.lr:.6g}"
         return f"{head} ({verdict})\n{self.changed!r}"
@@ -206,6 +214,7 @@ class Visit:
         self._keeper = _Keeper(None, self._keep)
         self._start = ReplayStart(past.plan, RunState(), past.setup.machine)
         self._target: int | None = None
+        self._state_size = 0
         try:
             self.goto(update)
         except BaseException:
@@ -302,6 +311,7 @@ class Visit:
             task.updater.lr,
             out.samples,
             None,
+            self.past.components,
             compare_tensors(before, task.model.state_dict()),
         )
         self.engine.finish(out)
@@ -399,14 +409,17 @@ class Visit:
     def _keep(self, run: Run) -> None:
         """Keep the state of the run if stepping back will need it, and there is memory for it."""
         updates = run.state.updates
-        state = collect_state(run)
-        state["hooks"] = {label: kept for label, kept in state["hooks"].items() if label != LABEL}
-        size = sum(tensor.nbytes for tensor in list_tensors(state))
         if self._target is not None:
-            if updates + max(1, self._cache.limit // max(size, 1)) < self._target:
+            # The first state is kept in any case: its size is not known yet.
+            room = self._cache.limit // self._state_size if self._state_size else self._target
+            if updates + max(1, room) < self._target:
                 return
         elif self._compare(updates) != []:
             return  # it is not certain that this is the state of the run
+        state = collect_state(run)
+        state["hooks"] = {label: kept for label, kept in state["hooks"].items() if label != LABEL}
+        size = sum(tensor.nbytes for tensor in list_tensors(state))
+        self._state_size = max(size, 1)
         start = replace(self._start, state=replace(run.state))
         self._cache.put(updates, KeptState(start, _copy_tensors(state, to_cpu=True), size))
 

@@ -18,7 +18,7 @@ from phasetrain.addons.experiments.travel.visit import StateCache, Visit
 from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
+from phasetrain.runs.ledger import FILE, PROCESSES_SHIFT, encode_ledger, parse_ledger
 from phasetrain.runtime.storage import Storage
 
 
@@ -192,6 +192,20 @@ class TestCommand:
     ) -> None:
         assert main(["at", str(past), *words, "--json"]) == 2
         assert [error["code"] for error in json.loads(capsys.readouterr().out)["errors"]] == [code]
+
+
+def test_ranks_without_ordered_reduction_are_compared_in_part(past: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    shutil.copytree(past, folder)
+    ledger = parse_ledger((folder / FILE).read_bytes())
+    records = [
+        record._replace(flags=record.flags | 2 << PROCESSES_SHIFT, loss=record.loss + 1e-7)
+        for record in ledger.values()
+    ]
+    (folder / FILE).write_bytes(encode_ledger(records, ledger.header))
+    with visit(folder, 7) as at:
+        assert (at.first_difference, at.past.components) == (None, ("samples", "lr"))
+        assert "equals the ledger in samples and lr" in repr(at.step())
 
 
 def test_step_at_the_end_of_the_run(past: Path) -> None:

@@ -15,6 +15,8 @@ from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.relog import Relogged, plan_segments, relog
 from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.runs.ledger import FILE as LEDGER
+from phasetrain.runs.ledger import PROCESSES_SHIFT, encode_ledger, parse_ledger
 
 FILE = Path(hooks_for_relog.__file__)
 
@@ -118,7 +120,7 @@ def test_a_range_of_updates_leaves_out_means_of_a_part(
     assert done.checked == 7  # one more, because tests follow the last
 
 
-def test_live_run_without_the_hook_metrics_of_each_update(past: Path, tmp_path: Path) -> None:
+def test_steps_are_logged_at_an_interval_of_the_command(past: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(past, run)
     hooks = str(write_hooks(tmp_path, "Norms"))
@@ -168,6 +170,16 @@ def test_errors_leave_no_file(
     with raises(error, code=code):  # type: ignore[type-var]
         relog(str(past), RelogOptions(hooks, **options))
     assert not Path(f"{past}-relog").exists()
+
+
+def test_run_of_several_ranks_is_rejected(past: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    shutil.copytree(past, folder)
+    ledger = parse_ledger((folder / LEDGER).read_bytes())
+    records = [one._replace(flags=one.flags | 2 << PROCESSES_SHIFT) for one in ledger.values()]
+    (folder / LEDGER).write_bytes(encode_ledger(records, ledger.header))
+    with raises(ConfigError, code="relog.world_size"):
+        relog(str(folder), RelogOptions(str(write_hooks(tmp_path, "Norms"))))
 
 
 def test_missing_file_of_hooks(past: Path) -> None:
