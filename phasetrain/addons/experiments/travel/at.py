@@ -1,6 +1,7 @@
 """Stand before a past update of a run, at a Python prompt or in a script (`phasetrain at`)."""
 
 import code
+import importlib
 import linecache
 import logging
 import sys
@@ -99,6 +100,8 @@ def stand_at(
             _run_script(script, source, names)
             content[SUMMARY] = names.get(SUMMARY)
         elif asks:
+            with suppress(ImportError):  # it edits lines, and is not on every system
+                importlib.import_module("readline")
             with suppress(SystemExit):  # exit() and quit()
                 code.interact(f"{text}\n{HELP}", local=names, exitmsg="")
             text = ""

@@ -126,6 +126,13 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
             if one.difference is not None:
                 raise _explain_difference(folder, one.difference)
         lines = list(_merge(logs, known, first, last))
+        if not lines:
+            raise ConfigError(
+                f"--hook {options.hook or 'null'}: nothing was logged in updates {first} to {last} "
+                "that the run has not logged itself; log it under another name, by "
+                "phasetrain.log(name, value) or into the metrics of on_metrics",
+                code="relog.nothing_new",
+            )
         path = _write(past, options.hook, lines)
     names = dict.fromkeys(name for line in lines for name in _list_names(line))
     checked = sum(one.checked for one in logs)

@@ -152,6 +152,8 @@ def run_segment(past: PastRun, job: Job) -> SegmentLog:
     hooks = load_hooks(job.hooks)
     log = SegmentLog(begun=start.state.phase if start.state.step else None)
     recorder = _Recorder(log, hooks, job.known)
+    # Their own labels might be those of hooks of the config.
+    labelled = {f"relog.{label}": hook for label, hook in hooks.items()}
     state_at: dict[StepPosition, Callable[[dict[str, Any]], None]] = {}
     if segment.end is not None:
         state_at[segment.end] = lambda state: None
@@ -166,7 +168,7 @@ def run_segment(past: PastRun, job: Job) -> SegmentLog:
         content=content,
         # The order of a live run: hooks of the config, then those that were added. The recorder is
         # the last one, which gets closing events first.
-        hooks={"relogged": _Lines(job.every, log.lines), **hooks, "recorder": recorder},
+        hooks={"relogged": _Lines(job.every, log.lines), **labelled, "recorder": recorder},
         state_at=state_at,
     )
     for update in replayed:

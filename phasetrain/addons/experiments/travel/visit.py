@@ -255,7 +255,8 @@ class Visit:
         dropped.
 
         Raises:
-            ConfigError: the run has not made the update before it (code `at.no_such_update`).
+            ConfigError: the run has not made the update before it (code `at.no_such_update`), or
+                skips the update, because all of its samples are excluded (`at.no_samples`).
         """
         last = self.past.last
         if not 1 <= update <= last + 1:
@@ -276,6 +277,12 @@ class Visit:
                 f"update {update}: trained again, the run ends after update {self.update - 1}, as "
                 "with another hook or plan; choose an earlier one",
                 code="at.no_such_update",
+            )
+        if self.update > update:
+            raise ConfigError(
+                f"update {update}: DATA.TRAIN.exclude leaves out all of its samples, so the run "
+                f"skips it; choose {self.update}",
+                code="at.no_samples",
             )
         self._check_move()
         self._moved(self)

@@ -213,6 +213,16 @@ def test_step_at_the_end_of_the_run(past: Path) -> None:
         at.step()
 
 
+def test_update_whose_samples_are_all_excluded(past: Path, tmp_path: Path) -> None:
+    with visit(past, 3) as at:
+        ids = at.batches[0].ids.tolist()
+    train(tmp_path, "PHASES.epochs=1", f"DATA.TRAIN.exclude={ids}")
+    with raises(ConfigError, code="at.no_samples"), visit(tmp_path, 3):
+        pass
+    with visit(tmp_path, 4) as at:
+        assert (at.replayed, at.first_difference) == (3, None)
+
+
 def test_config_that_was_changed_is_rejected(past: Path, tmp_path: Path) -> None:
     folder = tmp_path / "changed"
     shutil.copytree(past, folder)

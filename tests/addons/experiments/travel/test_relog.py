@@ -154,6 +154,7 @@ def test_command_prints_the_file(past: Path, tmp_path: Path, capsys: Any) -> Non
         (["Disturbs"], {}, ChangedError, "relog.differs"),
         (["Fails"], {"jobs": 3}, ConfigError, "relog.job_failed"),
         ([], {}, ConfigError, "relog.no_hook"),
+        (["Silent"], {"updates": "9:10"}, ConfigError, "relog.nothing_new"),
         (["Norms"], {"updates": "9:16"}, ConfigError, "relog.no_such_update"),
         (["Norms"], {"updates": "a:b"}, ConfigError, "relog.no_such_update"),
     ],
