@@ -56,7 +56,7 @@ def register(addon: AddOn) -> None:
         ),
         Command(
             "relog",
-            "RUN_FOLDER --hook FILE",
+            "RUN_FOLDER [--hook FILE]",
             "log numbers of past updates with a hook that the run did not have",
             f"{TRAVEL_COMMANDS}:run_relog",
             arguments=f"{TRAVEL_COMMANDS}:add_relog_arguments",

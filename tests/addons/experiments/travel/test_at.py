@@ -115,6 +115,19 @@ def test_stepping_back_takes_a_state_from_memory(past: Path) -> None:
         assert (at.began, at.replayed) == (8, 2)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stream_is_read_again_from_its_position(tmp_path: Path, workers: int) -> None:
+    words = ("DATA.TRAIN.dataset=stream_parts.Counted", "CHECKPOINT.keep_every.updates=2")
+    sizes = ("PHASES={epochs: null, updates: 6}", "DATA.TRAIN.batch_size=16", "MODEL.classes=10")
+    more = ("PHASES.limit.train=null", "MODEL.channels=1", f"DATA.TRAIN.workers={workers}")
+    train(tmp_path, *words, *sizes, *more)
+    with open_past_run(str(tmp_path), trust=True) as past, Visit(past, 4) as at:
+        for update in (4, 3, 1, 6, 2):
+            at.goto(update)
+            assert at.first_difference is None
+            assert at.step().differs == ()
+
+
 def test_cache_drops_the_state_that_was_unused_for_longest() -> None:
     cache = StateCache(limit=2)
     for updates in (1, 2):
