@@ -255,7 +255,7 @@ def check_kills(folder: Path, kills: int) -> bool:
             words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                process.wait(timeout=float(generator.uniform(2, 40)))
+                process.wait(timeout=float(generator.uniform(1, 15)))
             except subprocess.TimeoutExpired:
                 process.kill()
                 killed += 1

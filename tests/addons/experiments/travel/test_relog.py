@@ -87,8 +87,8 @@ def choose(lines: list[dict[str, Any]], done: Relogged) -> list[dict[str, Any]]:
     [
         (["Norms", "Phases", "Outputs", "Lines", "Draws"], 1, False),
         (["Norms", "Outputs", "Phases"], 3, False),
-        (["Running"], 3, True),
-        (["PerPhase"], 2, True),
+        pytest.param(["Running"], 3, True, marks=pytest.mark.slow),
+        pytest.param(["PerPhase"], 2, True, marks=pytest.mark.slow),
     ],
 )
 def test_lines_are_those_of_a_live_run(
@@ -118,6 +118,16 @@ def test_a_range_of_updates_leaves_out_means_of_a_part(
     expected[1] = {**expected[1], "metrics": {"weights": expected[1]["metrics"]["weights"]}}
     assert read_lines(done) == expected
     assert done.checked == 7  # one more, because tests follow the last
+
+
+def test_hooks_that_keep_values_run_from_the_start(past: Path, live: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(past, run)
+    hooks = str(write_hooks(tmp_path, "Running", "PerPhase"))
+    done = relog(str(run), RelogOptions(hooks, updates="9:15"))
+    expected = choose(select_new(live, past), done)
+    assert read_lines(done) == [line for line in expected if line["updates"] >= 9]
+    assert (done.checked, {path.rpartition(".")[2] for path in done.kept} >= {"mean"}) == (15, True)
 
 
 def test_steps_are_logged_at_an_interval_of_the_command(past: Path, tmp_path: Path) -> None:
@@ -152,7 +162,9 @@ def test_command_prints_the_file(past: Path, tmp_path: Path, capsys: Any) -> Non
     ("names", "options", "error", "code"),
     [
         (["Disturbs"], {}, ChangedError, "relog.differs"),
-        (["Fails"], {"jobs": 3}, ConfigError, "relog.job_failed"),
+        pytest.param(
+            *(["Fails"], {"jobs": 2}, ConfigError, "relog.job_failed"), marks=pytest.mark.slow
+        ),
         ([], {}, ConfigError, "relog.no_hook"),
         (["Silent"], {"updates": "9:10"}, ConfigError, "relog.nothing_new"),
         (["Norms"], {"updates": "9:16"}, ConfigError, "relog.no_such_update"),
