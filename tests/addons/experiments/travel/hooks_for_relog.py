@@ -100,6 +100,21 @@ class Disturbs(Observer):
                 run.task.parts.model.head.weight.mul_(1.01)
 
 
+class Net(torch.nn.Module):
+    """A model that logs since its code was changed."""
+
+    logs = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.logs:
+            phasetrain.log("brightness", x.mean())
+        return self.layer(x.flatten(1))
+
+
 class Silent(Observer):
     """Logs a number under a name of the run."""
 

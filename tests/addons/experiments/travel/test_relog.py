@@ -7,9 +7,10 @@ from typing import Any
 
 import hooks_for_relog
 import pytest
-from harness import records, train
+from harness import SMALL, records, train
 from raising import raises
 
+import phasetrain
 from phasetrain.addons.experiments.options import RelogOptions
 from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.relog import Relogged, plan_segments, relog
@@ -128,6 +129,18 @@ def test_hooks_that_keep_values_run_from_the_start(past: Path, live: Path, tmp_p
     expected = choose(select_new(live, past), done)
     assert read_lines(done) == [line for line in expected if line["updates"] >= 9]
     assert (done.checked, {path.rpartition(".")[2] for path in done.kept} >= {"mean"}) == (15, True)
+
+
+def test_new_lines_of_the_code_are_logged_without_a_hook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    words = [word for word in SMALL if not word.startswith("MODEL")]
+    phasetrain.run([*words, "MODEL.name=hooks_for_relog.Net", "PHASES.epochs=1", f"RUN.dir={run}"])
+    monkeypatch.setattr(hooks_for_relog.Net, "logs", True)
+    done = relog(str(run), RelogOptions(trust=True))
+    assert (done.names, done.path) == (("brightness",), f"{run}-relog/code.relog.jsonl")
+    assert len(read_lines(done)) == 5 + 2  # updates, and the train and test phase
 
 
 def test_steps_are_logged_at_an_interval_of_the_command(past: Path, tmp_path: Path) -> None:
