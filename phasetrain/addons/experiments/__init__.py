@@ -8,6 +8,7 @@ SWEEP_COMMAND = f"{PACKAGE}.sweep_command"
 RERUN_COMMAND = f"{PACKAGE}.rerun_command"
 PROOF_COMMANDS = f"{PACKAGE}.proof_commands"
 COMPARE_COMMANDS = f"{PACKAGE}.compare.commands"
+TRAVEL_COMMANDS = f"{PACKAGE}.travel.commands"
 GOLDEN_COMMANDS = f"{PACKAGE}.golden.commands"
 
 
@@ -36,6 +37,29 @@ def register(addon: AddOn) -> None:
             takes_overrides=True,
             arguments=f"{ENGINE_COMMANDS}:add_folder_flags",
             engine="replay",
+        ),
+        Command(
+            "at",
+            "RUN_FOLDER UPDATE",
+            "stand before a past update, at a Python prompt or in a script (exit code 1: it "
+            "differs from the ledger)",
+            f"{TRAVEL_COMMANDS}:run_at",
+            arguments=f"{TRAVEL_COMMANDS}:add_at_arguments",
+        ),
+        Command(
+            "order",
+            "RUN_FOLDER --sample ID | --update N | --between A B | --sql SELECT",
+            "list which update has which samples, past and future (exit code 1: not those of the "
+            "ledger)",
+            f"{TRAVEL_COMMANDS}:run_order",
+            arguments=f"{TRAVEL_COMMANDS}:add_order_arguments",
+        ),
+        Command(
+            "relog",
+            "RUN_FOLDER [--hook FILE]",
+            "log numbers of past updates with a hook that the run did not have",
+            f"{TRAVEL_COMMANDS}:run_relog",
+            arguments=f"{TRAVEL_COMMANDS}:add_relog_arguments",
         ),
         Command(
             "find-lr",

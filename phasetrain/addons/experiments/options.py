@@ -179,3 +179,77 @@ class ComparisonSettings:
         "show how many seeds find a difference of this size in the metric",
         metavar="DIFFERENCE",
     )
+
+
+@dataclass(frozen=True)
+class AtOptions:
+    """How to visit a past update.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    script: str | None = option(None, "run Python code there in place of a prompt", metavar="FILE")
+    memory: float = option(
+        1.0, "GiB of states that make stepping back instant (default: 1)", metavar="GIB"
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        if not self.memory >= 0:
+            raise ConfigError(f"--memory {self.memory}: expected 0 or more GiB", code="cli.usage")
+
+
+@dataclass(frozen=True)
+class OrderOptions:
+    """A question about the order of the samples.
+
+    Raises:
+        ConfigError: there is no question (code `cli.usage`).
+    """
+
+    sample: int | None = option(None, "all updates with a sample of the dataset", metavar="ID")
+    update: int | None = option(None, "all samples of an update", metavar="N")
+    between: tuple[int, int] | None = option(
+        None, "all samples of a range of updates", type=int, nargs=2, metavar=("A", "B")
+    )
+    sql: str | None = option(
+        None,
+        "query the tables `samples` and `updates`, of all updates or those of --between",
+        metavar="SELECT",
+    )
+    out: str | None = option(None, "write all rows to FILE.csv or FILE.parquet", metavar="FILE")
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        asked = [self.sample is not None, self.update is not None]
+        if sum(asked) + bool(self.between or self.sql) != 1:
+            raise ConfigError(
+                "phasetrain order: expected one of --sample ID, --update N, --between A B and "
+                "--sql SELECT; --sql and --between go together",
+                code="cli.usage",
+            )
+
+
+@dataclass(frozen=True)
+class RelogOptions:
+    """What to log after the fact.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    hook: str = option(
+        "", "file with hooks; without one, what the code logs that has been changed", metavar="FILE"
+    )
+    updates: str = option(":", "the updates, such as 100:200 (default: all)", metavar="A:B")
+    jobs: int = option(1, "processes, each from a kept checkpoint (default: 1)", metavar="N")
+    every: int | None = option(
+        None, "updates between two logged steps (default: as in the run)", metavar="N"
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--jobs", self.jobs), ("--every", self.every)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{flag} {value}: expected 1 or more", code="cli.usage")

@@ -41,6 +41,7 @@ from phasetrain.runs.ledger import (
 from phasetrain.runs.view import CONFIG, RunView
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.storage import Storage
+from phasetrain.tasks import SplitData
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +152,39 @@ def match_run_config(setup: Setup, folder: RunFolder) -> Machine:
     return setup.machine
 
 
+def find_start(
+    setup: Setup, folder: RunFolder, data: Mapping[str, SplitData], number: int
+) -> ReplayStart:
+    """Return the newest valid checkpoint before an update, or the start of the run.
+
+    Raises:
+        ChangedError: config or data differ from the run.
+        ConfigError: there is neither a checkpoint nor a readable config.yaml.
+    """
+    loaded = load_before(setup, folder, number)
+    if loaded is not None:
+        return start_at(setup, data, loaded)
+    machine = match_run_config(setup, folder)
+    return ReplayStart(setup.builder().plan(data), RunState(), machine)
+
+
+def load_before(setup: Setup, folder: RunFolder, number: int) -> LoadedCheckpoint | None:
+    """Return the newest valid checkpoint before an update, or None."""
+    checkpointer = build_checkpointer(setup, folder)
+    before = [
+        saved
+        for saved in checkpointer.list_checkpoints()
+        if saved.manifest.state["updates"] < number
+    ]
+    # The newest first, because every update after the checkpoint has to be repeated.
+    for saved in reversed(before):
+        try:
+            return checkpointer.load(f"{checkpointer.root}/{saved.name}")
+        except ConfigError as error:
+            log.warning("%s/%s was skipped: %s", checkpointer.root, saved.name, error)
+    return None
+
+
 class _Replay:
     """One replay.
 
@@ -175,14 +209,8 @@ class _Replay:
                 f"RUN.step = {self.number}: {self.ledger.path} {_describe_ledger(self.ledger)}"
             )
         data = self.builder.data()
-        loaded = self._load_before()
-        if loaded is None:
-            since = "its start"
-            machine = match_run_config(self.setup, self.folder)
-            start = ReplayStart(self.builder.plan(data), RunState(), machine)
-        else:
-            since = loaded.path
-            start = start_at(self.setup, data, loaded)
+        start = find_start(self.setup, self.folder, data, self.number)
+        since = "its start" if start.loaded is None else start.loaded.path
         for line in start.warnings:
             log.warning(line)
         if self.number > start.plan.updates:
@@ -203,22 +231,6 @@ class _Replay:
             self.setup, data, start, self.number, content=content, hooks=extra
         )
         return self._compare_updates(replayed)
-
-    def _load_before(self) -> LoadedCheckpoint | None:
-        """Return the newest valid checkpoint before the update, or None."""
-        checkpointer = build_checkpointer(self.setup, self.folder)
-        before = [
-            saved
-            for saved in checkpointer.list_checkpoints()
-            if saved.manifest.state["updates"] < self.number
-        ]
-        # The newest first, because every update after the checkpoint has to be repeated.
-        for saved in reversed(before):
-            try:
-                return checkpointer.load(f"{checkpointer.root}/{saved.name}")
-            except ConfigError as error:
-                log.warning("%s/%s was skipped: %s", checkpointer.root, saved.name, error)
-        return None
 
     def _compare_updates(self, replayed: Ledger) -> int:
         """Print the table of the update and the first update that differs; return the exit code."""

@@ -5,9 +5,9 @@ The result is a ledger, to compare with the ledger of the run. Used by `phasetra
 """
 
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -88,27 +88,52 @@ def replay_updates(
 ) -> Ledger:
     """Run the updates after a start again, in this process, and return their records.
 
+    See `open_replay`, which has the arguments that are not described here.
+
+    Args:
+        setup, data, start, hooks: see `open_replay`.
+        last: the last update to run; the run may end before it.
+        content: how much of each batch is hashed, see `find_content`.
+        state_at: places after the last update, to which the replay then continues.
+    """
+    up_to = _UpTo(last, start.loaded, state_at)
+    own = {"replay": up_to, "replayed": LedgerHook(content)}
+    with open_replay(setup, data, start, own, hooks) as engine:
+        engine.run()
+        return read_records(engine)
+
+
+@contextmanager
+def open_replay(
+    setup: Setup,
+    data: Mapping[str, SplitData],
+    start: ReplayStart,
+    own: Mapping[str, Hook],
+    hooks: Mapping[str, Hook] = MappingProxyType({}),
+) -> Iterator[PhaseEngine]:
+    """Build a run in this process that continues from a start.
+
     Nothing is written outside of a temporary folder. Random generators of this process are reseeded
     as in the run. Hooks of the config that only observe are left out.
 
     Args:
         setup: the resolved config of the run.
         data: its data.
-        start: where to begin.
-        last: the last update to run; the run may end before it.
-        content: how much of each batch is hashed, see `find_content`.
+        start: where to begin; the first hook restores the state.
+        own: label -> hook, called before the hooks of the config at opening events.
         hooks: label -> hook, in addition to the hooks of the config.
-        state_at: places after the last update, to which the replay then continues.
     """
     builder = setup.builder()
     fresh = start.loaded is None or bool(excluded_digests(start.loaded))
     task = builder.task(builder.parts(data, start.plan, fresh=fresh))
+    for loader in task.parts.loaders.values():
+        # Workers would write their stacks into the run folder.
+        loader.settings = replace(loader.settings, stacks=None)
     # Hooks that only observe have reported these updates when the run made them: a tracker
     # would get every value twice. The other hooks affect the trajectory and have to run again.
     configured = {
         label: hook for label, hook in build_hooks(setup).items() if not hook.observe_only
     }
-    own = {"replay": _UpTo(last, start.loaded, state_at), "replayed": LedgerHook(content)}
     with (
         tempfile.TemporaryDirectory(prefix="phasetrain-replay-") as path,
         closing(RunFolder(path)) as scratch,
@@ -124,10 +149,15 @@ def replay_updates(
         )
         engine.stages = builder.stages(data)
         with closing(engine):
-            engine.run()
-        written = scratch.storage.read(scratch.file(FILE))
-        # The hook writes the header with the first update, and the run may end before it.
-        return parse_ledger(written or encode_ledger([]))
+            yield engine
+
+
+def read_records(engine: PhaseEngine) -> Ledger:
+    """Return the records that the hook `ledger` of a replay has written."""
+    assert engine.folder is not None, "a replay has a temporary folder"
+    written = engine.folder.storage.read(engine.folder.file(FILE))
+    # The hook writes the header with the first update, and the run may end before it.
+    return parse_ledger(written or encode_ledger([]))
 
 
 def select_components(setup: Setup, processes: int) -> tuple[str, ...]:

@@ -120,8 +120,15 @@ def run_charts(runs: Sequence[RunReport]) -> list[Chart]:
     epoch_updates = lengths.pop() if len(lengths) == 1 else 0
     # The marks of several runs could not be told apart.
     marks = runs[0].marks if len(runs) == 1 else []
+    later = {name for run in runs for name in run.later_names}
+    added = {make_slug(name) for name in later} | {f"train-{make_slug(name)}" for name in later}
     return [
-        replace(chart, marks=marks, epoch_updates=epoch_updates)
+        replace(
+            chart,
+            note="added later by phasetrain relog" if chart.name in added else chart.note,
+            marks=marks,
+            epoch_updates=epoch_updates,
+        )
         for chart in (*metrics, *training, *others[:MAX_METRICS])
         if chart.lines
     ]

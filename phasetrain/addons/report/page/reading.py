@@ -40,6 +40,10 @@ STEPS_READ = 20_000
 STEP_PREFIX = b'{"kind": "step"'
 """Start of the lines of train steps."""
 
+RELOGGED = ("-relog", ".relog.jsonl")
+"""End of the name of the folder next to a run, and of the files in it, in which `phasetrain relog`
+writes numbers that were logged later."""
+
 LOG_LINES = 60
 
 MARK_LENGTH = 160
@@ -50,7 +54,7 @@ RUN_MARKERS = (STATUS, METRICS, CONFIG, LEDGER)
 
 READ_AT_ONCE = (
     *("lines", "status", "overrides", "config", "plan", "log", "environment", "attempts"),
-    *("breakdown", "predictions", "steps", "marks", "epoch_updates"),
+    *("breakdown", "predictions", "steps", "marks", "epoch_updates", "later"),
 )
 """Properties of `RunReport`, so that one that cannot be shown costs no other one."""
 
@@ -180,6 +184,28 @@ class RunReport(RunView):
         )
 
     @cached_property
+    def later(self) -> list[MetricsLine]:
+        """Lines that were logged after the fact, in the form of metrics.jsonl."""
+        folder_end, file_end = RELOGGED
+        folder = f"{self.path}{folder_end}"
+        if not self.storage.exists(folder):
+            return []
+        return [
+            line
+            for name in sorted(self.storage.list_names(folder))
+            if name.endswith(file_end)
+            for line in self.parse_lines(self.storage.read(f"{folder}/{name}").splitlines())
+        ]
+
+    @cached_property
+    def later_names(self) -> frozenset[str]:
+        """Names of the numbers that were logged after the fact."""
+        logs = (parse_mapping(line.content.get("logs")) for line in self.later)
+        return frozenset(
+            name for named in (*logs, *(one.metrics for one in self.later)) for name in named
+        )
+
+    @cached_property
     def predictions(self) -> dict[str, PredictionsRecord]:
         """Split -> predictions of its last test, from predictions.json."""
         by_split = {}
@@ -201,12 +227,14 @@ class RunReport(RunView):
     def steps(self) -> dict[str, Curve]:
         """Name -> curve of train steps: `loss`, `lr`, `gradient norm`, `samples/s` and the logs of
         parts."""
-        return _make_step_curves(self.lines) | _read_ledger_curves(self)
+        later = _make_step_curves(self.later)
+        later = {name: curve for name, curve in later.items() if name in self.later_names}
+        return later | _make_step_curves(self.lines) | _read_ledger_curves(self)
 
     @cached_property
     def metrics(self) -> dict[str, dict[str, Curve]]:
         """Metric -> split -> curve."""
-        return _make_metric_curves(self.lines)
+        return _make_metric_curves([*self.lines, *self.later])
 
     @cached_property
     def history(self) -> History:

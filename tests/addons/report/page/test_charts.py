@@ -1,6 +1,8 @@
 """Which plots there are, and which points their lines keep."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from phasetrain.addons.report.page.charts import (
     smooth_curve,
     thin_curve,
 )
-from phasetrain.addons.report.page.reading import Curve, RunReport
+from phasetrain.addons.report.page.reading import Curve, RunReport, read_run
 
 
 def curve(*values: float) -> Curve:
@@ -125,3 +127,21 @@ def test_labels_are_as_short_as_they_can_be() -> None:
 def test_extent() -> None:
     assert find_extent([np.array([1.0, np.nan]), np.array([-3.0, np.inf])]) == (-3.0, 1.0)
     assert find_extent([np.array([np.nan])]) is None
+
+
+def test_numbers_that_were_logged_later_have_curves(run_folder: Path) -> None:
+    later = run_folder.with_name("small-relog")
+    later.mkdir()
+    lines = [
+        {"kind": "step", "updates": 3, "split": "train", "logs": {"head": 2.5}},
+        {"kind": "phase", "updates": 5, "split": "test", "metrics": {"margin": 0.25}},
+    ]
+    (later / "mine.relog.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (later / "other.txt").write_text("not a line")
+    run = read_run(str(run_folder))
+    assert run.problems == []
+    assert run.steps["head"].y.tolist() == [2.5]
+    assert run.metrics["margin"]["test"].x.tolist() == [5.0]
+    assert len(run.steps["loss"].x) == 15
+    charts = {chart.name: chart.note for chart in run_charts([run])}
+    assert {name for name, note in charts.items() if "relog" in note} == {"margin", "train-head"}

@@ -1,0 +1,73 @@
+"""The commands that look at the past of a run: `at`, `order` and `relog`."""
+
+import argparse
+
+from phasetrain.addons.experiments.options import AtOptions, OrderOptions, RelogOptions
+from phasetrain.cli.options import add_options, read_options
+from phasetrain.cli.output import Outcome
+from phasetrain.cli.parsing import Call
+
+
+def add_at_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and update."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    parser.add_argument("update", metavar="UPDATE", type=int, help="number of the update, from 1")
+    add_options(parser, AtOptions)
+
+
+def run_at(call: Call) -> Outcome:
+    """Stand before a past update, at a prompt or in a script."""
+    from phasetrain.addons.experiments.travel.at import stand_at
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    flags = call.flags
+    options = read_options(AtOptions, flags)
+    with print_log(Terminal(live=False)):
+        stand = stand_at(
+            flags.run_folder,
+            flags.update,
+            script=options.script,
+            asks=not flags.json,
+            memory_gb=options.memory,
+            trust=options.trust,
+        )
+    return Outcome(stand.exit_code, text=stand.text, content=stand.content)
+
+
+def add_order_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and question."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    add_options(parser, OrderOptions)
+
+
+def run_order(call: Call) -> Outcome:
+    """List the samples of updates, and the updates of samples."""
+    from phasetrain.addons.experiments.travel.order import answer_order
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    options = read_options(OrderOptions, call.flags)
+    with print_log(Terminal(live=False)):
+        answer = answer_order(call.flags.run_folder, options)
+    return Outcome(answer.exit_code, text=answer.to_text(), content=answer.to_json())
+
+
+def add_relog_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and hooks."""
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    add_options(parser, RelogOptions)
+
+
+def run_relog(call: Call) -> Outcome:
+    """Log numbers of past updates."""
+    from dataclasses import asdict
+
+    from phasetrain.addons.experiments.travel.relog import relog
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    options = read_options(RelogOptions, call.flags)
+    with print_log(Terminal(live=False)):
+        done = relog(call.flags.run_folder, options)
+    return Outcome(text=done.to_text(), content=asdict(done))

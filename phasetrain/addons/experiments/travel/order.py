@@ -1,0 +1,195 @@
+"""Answers questions about the order of the samples of a run (`phasetrain order`)."""
+
+import csv
+import importlib
+import io
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from phasetrain.addons.experiments.options import OrderOptions
+from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
+from phasetrain.addons.experiments.travel.sample_order import COLUMNS, OrderTable, SampleOrder
+from phasetrain.errors import ConfigError
+from phasetrain.runs.ledger import NORM
+
+MAX_SHOWN = 1000
+"""Maximum number of rows in the text."""
+
+UPDATE_COLUMNS = ("update", "loss", "lr", "gradient_norm", "samples", "skipped")
+"""Columns of the table `updates` of a query, from the ledger."""
+
+ALLOWED = (
+    *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION),
+    sqlite3.SQLITE_RECURSIVE,
+)
+"""Actions of a query."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Rows of the order of a run.
+
+    Attributes:
+        columns: names of the columns.
+        rows: the rows.
+        checked: updates whose samples were compared with the ledger.
+        wrong: the first of these whose samples are others; None if all are equal.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+    checked: int
+    wrong: int | None
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 if the samples of an update are not those in the ledger."""
+        return int(self.wrong is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer for programs."""
+        return {
+            "columns": list(self.columns),
+            "rows": [list(row) for row in self.rows],
+            "checked": self.checked,
+            "wrong": self.wrong,
+        }
+
+    def to_text(self) -> str:
+        """Return a table for people."""
+        shown = [self.columns, *self.rows[:MAX_SHOWN]]
+        cells = [["" if value is None else str(value) for value in row] for row in shown]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in cells
+        ]
+        if len(self.rows) > MAX_SHOWN:
+            lines.append(f"and {len(self.rows) - MAX_SHOWN} more rows; --out FILE.csv has all")
+        return "\n".join([*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """The comparison with the ledger in words."""
+        if self.wrong is not None:
+            return (
+                f"update {self.wrong} had OTHER samples according to the ledger: data or config "
+                "have changed, or unreadable samples were dropped or replaced"
+            )
+        return f"samples of {self.checked} updates compared with the ledger: all equal"
+
+
+def answer_order(folder: str, options: OrderOptions) -> Answer:
+    """Answer a question about the order of a run, and write the rows to a file if asked to.
+
+    Args:
+        folder: the run folder; it is only read.
+        options: the question.
+
+    Raises:
+        ConfigError: there is no such update or sample (codes `order.*`), or the query or the file
+            is wrong.
+    """
+    write = None if options.out is None else _choose_format(options.out)
+    with open_past_run(folder, trust=options.trust) as past:
+        order = SampleOrder(past)
+        if options.sample is not None:
+            table = order.find_sample(options.sample)
+        else:
+            table = order.list_updates(*_choose_range(options, order))
+        answer = Answer(tuple(COLUMNS), list(table.list_rows()), table.checked, table.wrong)
+        if options.sql is not None:
+            columns, rows = _query(options.sql, past, table)
+            answer = Answer(columns, rows, table.checked, table.wrong)
+    if write is not None:
+        assert options.out is not None
+        write(options.out, answer)
+    return answer
+
+
+def _choose_range(options: OrderOptions, order: SampleOrder) -> tuple[int, int]:
+    if options.update is not None:
+        return options.update, options.update
+    return options.between or (1, order.updates)
+
+
+def _query(
+    sql: str, past: PastRun, table: OrderTable
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Return the columns and rows of a query on the tables `samples` and `updates`."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        types = {name: "TEXT" if name in ("source", "seed") else "INTEGER" for name in COLUMNS}
+        declared = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+        connection.execute(f"CREATE TABLE samples ({declared})")
+        _insert(connection, "samples", len(COLUMNS), table.list_rows())
+        declared = ", ".join(f'"{name}"' for name in UPDATE_COLUMNS)
+        connection.execute(f"CREATE TABLE updates ({declared})")
+        _insert(connection, "updates", len(UPDATE_COLUMNS), _list_records(past))
+        connection.execute('CREATE INDEX by_sample ON samples ("sample")')
+        connection.execute('CREATE INDEX by_update ON samples ("update")')
+        # A query may read these tables, and no file.
+        connection.set_authorizer(
+            lambda action, *_names: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
+        )
+        cursor = connection.execute(sql)
+        if cursor.description is None:
+            raise sqlite3.OperationalError("it returns no rows")
+        return tuple(column[0] for column in cursor.description), cursor.fetchall()
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        raise ConfigError(
+            f"--sql: {error}; expected one SELECT on samples ({', '.join(COLUMNS)}) and updates "
+            f"({', '.join(UPDATE_COLUMNS)}); `update` is a word of SQL, so write it in double "
+            "quotes",
+            code="order.invalid_query",
+        ) from error
+    finally:
+        connection.close()
+
+
+def _insert(
+    connection: sqlite3.Connection, name: str, columns: int, rows: Iterator[tuple[Any, ...]]
+) -> None:
+    marks = ", ".join("?" * columns)
+    connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+
+
+def _list_records(past: PastRun) -> Iterator[tuple[Any, ...]]:
+    for update, record in (past.ledger or {}).items():
+        norm = record.norm if record.flags & NORM else None
+        yield update, record.loss, record.lr, norm, record.samples, int(record.is_skipped)
+
+
+def _choose_format(path: str) -> Any:
+    """Return the function that writes a file, before any work is done."""
+    suffix = Path(path).suffix
+    if suffix == ".csv":
+        return _write_csv
+    if suffix != ".parquet":
+        raise ConfigError(f"--out {path}: expected FILE.csv or FILE.parquet", code="order.format")
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(
+            f"--out {path}: Parquet needs pyarrow; install it, or write FILE.csv",
+            code="order.format",
+        ) from error
+    return _write_parquet
+
+
+def _write_csv(path: str, answer: Answer) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerows([answer.columns, *answer.rows])
+    Path(path).write_text(text.getvalue(), encoding="utf-8")
+
+
+def _write_parquet(path: str, answer: Answer) -> None:
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    columns: Sequence[Sequence[Any]] = list(zip(*answer.rows, strict=True))
+    columns = columns or [()] * len(answer.columns)
+    parquet.write_table(arrow.table(dict(zip(answer.columns, columns, strict=True))), path)

@@ -1,0 +1,129 @@
+"""A run on disk that is opened to be run again: config, data, checkpoints and ledger."""
+
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from phasetrain.addons.experiments.replay.replay import find_start, read_ledger
+from phasetrain.addons.experiments.replay.updates import ReplayStart, select_components
+from phasetrain.app.setup import Setup, resolve_config
+from phasetrain.app.stored.stored_config import read_newest_command
+from phasetrain.app.train.resume import limit_to_checkpoint, list_code_changes
+from phasetrain.checkpoint.promised import checkpoint_root, read_promised
+from phasetrain.config.compose.override_text import format_literal, quote_value
+from phasetrain.config.trust import trust_only
+from phasetrain.engine.plan import Plan
+from phasetrain.engine.repeats import decode_plan
+from phasetrain.runs.folder import RunFolder
+from phasetrain.runs.ledger import Ledger, LedgerRecord, list_differences
+from phasetrain.runs.view import RunView
+from phasetrain.runtime.terminal import Terminal
+from phasetrain.tasks import SplitData
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """A run that was opened; nothing is written into its folder.
+
+    Attributes:
+        folder: the run folder.
+        setup: the config of its newest attempt.
+        data: split -> data.
+        ledger: its records; None without the hook `ledger`.
+    """
+
+    folder: RunFolder
+    setup: Setup
+    data: Mapping[str, SplitData]
+    ledger: Ledger | None
+
+    @property
+    def last(self) -> int:
+        """The last update that the run has made, as far as its files say."""
+        if self.ledger is not None:
+            return self.ledger.last
+        return RunView(self.folder.path, self.folder.storage).status.updates
+
+    @property
+    def processes(self) -> int:
+        """World size of the newest attempt."""
+        if self.ledger:
+            return self.ledger[self.ledger.last].processes
+        count = RunView(self.folder.path).environment.content.get("processes", 1)
+        return count if isinstance(count, int) else 1
+
+    @cached_property
+    def components(self) -> tuple[str, ...]:
+        """The components of a record that one process computes as the run did."""
+        return select_components(self.setup, self.processes)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The phases of the run, past and future: those of the newest checkpoint."""
+        folder, storage = self.folder.path, self.folder.storage
+        if checkpoint_root(storage, folder) is None:
+            return self.setup.builder().plan(self.data)
+        return decode_plan(read_promised(folder, "latest", storage)["plan"])
+
+    def find_start(self, update: int) -> ReplayStart:
+        """Return the newest valid checkpoint before an update, or the start of the run; log how the
+        machine and the code differ from it.
+
+        Raises:
+            ChangedError: config or data differ from the run.
+        """
+        start = find_start(self.setup, self.folder, self.data, update)
+        lines = start.warnings
+        if start.loaded is not None:
+            lines = (*lines, *list_code_changes(self.setup, start.loaded))
+        for line in lines:
+            log.warning(line)
+        return start
+
+    def estimate_seconds(self, updates: int) -> float | None:
+        """Return how long some updates took in the run, with tests; None if it is unknown."""
+        status = RunView(self.folder.path, self.folder.storage).status
+        seconds = sum(status.run_seconds.get(kind, 0.0) for kind in ("train", "test", "data"))
+        return seconds / status.reached * updates if status.reached and seconds else None
+
+    def compare(self, record: LedgerRecord) -> list[str] | None:
+        """Return the components in which a record differs from the one of the run; None if the run
+        has none of this update."""
+        if self.ledger is None or record.updates not in self.ledger:
+            return None
+        before = self.ledger[record.updates]
+        return [name for name in list_differences(before, record) if name in self.components]
+
+
+@contextmanager
+def open_past_run(folder: str, *, trust: bool = False) -> Iterator[PastRun]:
+    """Open a run for as long as the context lasts.
+
+    Args:
+        folder: the run folder; it takes no lock, so a run that is training may be opened.
+        trust: run the code that the config of the run names.
+
+    Raises:
+        ConfigError: it contains no run, or names code that is not trusted.
+    """
+    stored = replace(read_newest_command(folder), is_trusted=trust)
+    files = RunFolder(stored.folder)
+    words = [
+        f"RUN.dir={quote_value(stored.folder)}",
+        "LAUNCH.cluster=null",
+        "LAUNCH.processes=1",
+        f"RUN.allow={format_literal(stored.allowed, 'RUN.allow')}",
+    ]
+    setup = resolve_config(words, stored=stored, terminal=Terminal(io.StringIO(), live=False))
+    for line in stored.environment.deviations:
+        log.warning("%s may not be the run of its config: %s", stored.folder, line)
+    if setup.machine.cpu_capability is None:
+        limit_to_checkpoint(files.storage, files.path)
+    with trust_only(setup.trusted_paths):
+        ledger = read_ledger(files.storage, files.path)
+        yield PastRun(files, setup, setup.builder().data(), ledger)

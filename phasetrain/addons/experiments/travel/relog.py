@@ -1,0 +1,368 @@
+"""Logs numbers of past updates that the run has not logged (`phasetrain relog`)."""
+
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from phasetrain.addons.experiments.options import RelogOptions
+from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
+from phasetrain.addons.experiments.travel.relog_job import (
+    Job,
+    Segment,
+    SegmentLog,
+    load_hooks,
+    run_segment,
+)
+from phasetrain.checkpoint.commit import Saved, list_checkpoints
+from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.distributed import World
+from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.position import COMPLETED
+from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks.metrics import Metrics
+from phasetrain.runs.records import parse_mapping
+from phasetrain.runs.view import RunView
+from phasetrain.runtime.format import format_count, format_estimate, join_first
+from phasetrain.runtime.storage import open_storage
+from phasetrain.tasks.metering import LogMeans
+
+log = logging.getLogger(__name__)
+
+SUFFIX = "-relog"
+"""Appended to the path of a run: the folder of what was logged later."""
+
+MODULE = "phasetrain.addons.experiments.travel.relog_job"
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Relogged:
+    """What was logged after the fact.
+
+    Attributes:
+        path: the file of the lines.
+        names: names of the new numbers.
+        lines: number of lines.
+        updates: the first and the last update.
+        segments: number of segments that were trained again.
+        checked: number of updates that were compared with the ledger; all are equal.
+        kept: attributes in which a hook keeps values, so that it ran from the start of the run.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    lines: int
+    updates: tuple[int, int]
+    segments: int
+    checked: int
+    kept: tuple[str, ...]
+
+    def to_text(self) -> str:
+        """Return the result for people."""
+        first, last = self.updates
+        return (
+            f"{self.path}: {format_count(self.lines, 'line')} of updates {first} to {last} with "
+            f"{join_first(self.names, 8)}; {format_count(self.checked, 'update')} trained again "
+            f"equal the ledger, in {format_count(self.segments, 'segment')}"
+        )
+
+
+def relog(folder: str, options: RelogOptions) -> Relogged:
+    """Run hooks over past updates, and write what they log next to the run.
+
+    Args:
+        folder: the run folder; it is only read.
+        options: hooks and updates.
+
+    Raises:
+        ConfigError: there are no such updates or hooks, or the run had several ranks (codes
+            `relog.*`).
+        ChangedError: the updates with the hooks are not those of the run (code `relog.differs`),
+            or config or data differ.
+    """
+    load_hooks(options.hook)  # all mistakes in the file before anything is trained
+    with open_past_run(folder, trust=options.trust) as past:
+        first, last = _choose_updates(past, options.updates)
+        if past.processes > 1:
+            raise ConfigError(
+                f"{folder!r}: it had world size {past.processes}, and what a hook sees is the part "
+                "of its rank; relog needs a run of one process",
+                code="relog.world_size",
+            )
+        view = RunView(past.folder.path, past.folder.storage)
+        known = _Known.read(view)
+        job = Job(
+            folder,
+            options.hook,
+            Segment("", first, last),
+            options.every or _find_interval(past),
+            tuple(sorted(known.logs)),
+            options.trust,
+        )
+        segments = plan_segments(past, first, last, options.jobs)
+        _announce(past, segments, first, last)
+        logs = _run_segments(past, job, segments)
+        kept = next((tuple(one.changed) for one in logs if one.changed), ())
+        if kept and (len(segments) > 1 or past.find_start(first).state.updates):
+            log.info(
+                "a hook keeps values from update to update (%s): it runs from the start of the run",
+                join_first(kept, 3),
+            )
+            segments = [replace(segments[-1], checkpoint="", from_start=True)]
+            logs = _run_segments(past, job, segments)
+        for one in logs:
+            if one.difference is not None:
+                raise _explain_difference(folder, one.difference)
+        lines = list(_merge(logs, known, first, last))
+        if not lines:
+            raise ConfigError(
+                f"--hook {options.hook or 'null'}: nothing was logged in updates {first} to {last} "
+                "that the run has not logged itself; log it under another name, by "
+                "phasetrain.log(name, value) or into the metrics of on_metrics",
+                code="relog.nothing_new",
+            )
+        path = _write(past, options.hook, lines)
+    names = dict.fromkeys(name for line in lines for name in _list_names(line))
+    checked = sum(one.checked for one in logs)
+    return Relogged(path, tuple(names), len(lines), (first, last), len(segments), checked, kept)
+
+
+def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segment]:
+    """Return segments of about equal length, at most one for each job; each but the first begins at
+    a kept checkpoint."""
+    saved, _ = list_checkpoints(past.folder.storage, f"{past.folder.path}/{FOLDER}")
+    usable = {
+        int(one.manifest.state["updates"]): one
+        for one in saved
+        if one.manifest.facts.healthy and one.manifest.state["finished"] in ("", COMPLETED)
+    }
+    inner = sorted(updates for updates in usable if first <= updates < last)
+    wanted = [first - 1 + (last - first + 1) * number / jobs for number in range(1, jobs)]
+    nearest = {min(inner, key=lambda at: abs(at - target)) for target in wanted} if inner else set()
+    begins = [None, *(usable[updates] for updates in sorted(nearest))]
+    segments = []
+    for begin, end in zip(begins, [*begins[1:], None], strict=True):
+        name = "" if begin is None else begin.name
+        if end is not None:
+            segments.append(Segment(name, first, _count(end), _locate(end)))
+        elif last < past.last or _is_finished(past):
+            # One more, or the end of the run: tests after the last update are in the answer.
+            segments.append(Segment(name, first, last + 1))
+        else:
+            newest = usable.get(last)
+            place = None if newest is None else _locate(newest)
+            segments.append(Segment(name, first, last, place))
+    return segments
+
+
+def _count(saved: Saved) -> int:
+    return int(saved.manifest.state["updates"])
+
+
+def _locate(saved: Saved) -> tuple[int, int]:
+    return int(saved.manifest.state["phase"]), int(saved.manifest.state["step"])
+
+
+def _is_finished(past: PastRun) -> bool:
+    return RunView(past.folder.path, past.folder.storage).status.state == "finished"
+
+
+def _choose_updates(past: PastRun, updates: str) -> tuple[int, int]:
+    first, colon, last = updates.partition(":")
+    numbers = [first or "1", (last if colon else first) or str(past.last)]
+    if all(number.isdigit() for number in numbers):
+        begin, end = map(int, numbers)
+        if 1 <= begin <= end <= past.last:
+            return begin, end
+    raise ConfigError(
+        f"--updates {updates}: expected A:B, updates from 1 to {past.last}, which "
+        f"{past.folder.path!r} has made",
+        code="relog.no_such_update",
+    )
+
+
+def _find_interval(past: PastRun) -> int:
+    """Return the updates between two logged steps of the run."""
+    for label, section in past.setup.config.HOOKS.items():
+        if section.get("name", label) == "metrics":
+            return int(section.get("every_updates", Metrics().every_updates))
+    return Metrics().every_updates
+
+
+def _announce(past: PastRun, segments: Sequence[Segment], first: int, last: int) -> None:
+    start = past.find_start(first).state.updates
+    seconds = past.estimate_seconds(last - start)
+    time = "" if seconds is None else f", {format_estimate(seconds / len(segments))}"
+    log.info(
+        "training updates %d to %d again in %s%s",
+        start + 1,
+        last,
+        format_count(len(segments), "segment"),
+        time,
+    )
+
+
+def _run_segments(past: PastRun, job: Job, segments: Sequence[Segment]) -> list[SegmentLog]:
+    """Run segments: a single one here, several at once in processes."""
+    jobs = [replace(job, segment=segment) for segment in segments]
+    if len(jobs) == 1:
+        return [run_segment(past, jobs[0])]
+    with (
+        tempfile.TemporaryDirectory(prefix="phasetrain-relog-") as scratch,
+        ThreadPoolExecutor(len(jobs)) as pool,
+    ):
+        folders = [Path(scratch, str(number)) for number in range(len(jobs))]
+        return list(pool.map(_run_process, jobs, folders))
+
+
+def _run_process(job: Job, folder: Path) -> SegmentLog:
+    """Run a segment in a new process."""
+    folder.mkdir()
+    (folder / "order.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
+    paths = [str(folder / name) for name in ("order.json", "result.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE, *paths],
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if done.returncode or not Path(paths[1]).exists():
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ConfigError(
+            f"--hook {job.hooks}: updates up to {job.segment.last} failed: {lines[-1]}; "
+            f"--jobs 1 shows where, and phasetrain at {job.folder} stands there",
+            code="relog.job_failed",
+        )
+    answer = json.loads(Path(paths[1]).read_text(encoding="utf-8"))
+    if "error" in answer:
+        kind = ChangedError if answer["kind"] == "ChangedError" else ConfigError
+        raise kind(answer["error"], code=answer["code"])
+    return SegmentLog(**answer["log"])
+
+
+def _explain_difference(folder: str, difference: tuple[int, Sequence[str]]) -> ChangedError:
+    update, components = difference
+    return ChangedError(
+        f"update {update} with the hook is not the update of the run: {', '.join(components)} "
+        "differ from the ledger. Either the hook changes the training, or code or machine are "
+        f"others, which phasetrain replay {folder} RUN.step={update} shows; nothing was written",
+        code="relog.differs",
+    )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a run has logged itself.
+
+    Attributes:
+        logs: names of numbers of steps.
+        metrics: names of metrics of phases.
+        others: lines of other kinds.
+    """
+
+    logs: frozenset[str]
+    metrics: frozenset[str]
+    others: frozenset[str]
+
+    @classmethod
+    def read(cls, run: RunView) -> "_Known":
+        lines = run.lines
+        return cls(
+            frozenset(name for line in lines for name in parse_mapping(line.content.get("logs"))),
+            frozenset(name for line in lines for name in line.metrics),
+            frozenset(
+                _identify(dict(line.content))
+                for line in lines
+                if line.kind not in ("step", "phase")
+            ),
+        )
+
+
+def _identify(line: Line) -> str:
+    return json.dumps({key: line[key] for key in line if key != "time"}, sort_keys=True)
+
+
+def _merge(logs: Sequence[SegmentLog], known: _Known, first: int, last: int) -> Iterator[Line]:
+    """Yield the lines with new numbers, as a live run would have written them."""
+    means = _average_phases(logs)
+    for line in (line for one in logs for line in one.lines):
+        if not first <= line["updates"] <= last:
+            continue
+        if line["kind"] == "step":
+            new = {
+                name: value
+                for name, value in line.get("logs", {}).items()
+                if name not in known.logs
+            }
+            without = ("logs", "loss", "lr")
+            entries = {key: value for key, value in line.items() if key not in without}
+            if new:
+                yield {**entries, "logs": new}
+        elif line["kind"] == "phase":
+            averages = means.get(line["phase"], {})
+            new = {
+                name: value
+                for name, value in {**line["metrics"], **averages}.items()
+                if name not in known.metrics and value is not None
+            }
+            directions = {name: kept for name, kept in line["directions"].items() if name in new}
+            if new:
+                yield {**line, "metrics": new, "directions": directions}
+        elif _identify(line) not in known.others:
+            yield line
+
+
+def _average_phases(logs: Sequence[SegmentLog]) -> dict[int, dict[str, Any]]:
+    """Return phase -> means of the new numbers of its steps; None for a phase whose first steps
+    were not trained.
+
+    A segment that begins within a phase has seen a part of it, so the sums are made again.
+    """
+    steps: dict[int, LogMeans] = {}
+    for phase, weight, values in (step for one in logs for step in one.steps):
+        tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+        out = StepOutput(torch.zeros(()), weight, samples=0, logs=tensors)
+        steps.setdefault(phase, LogMeans()).add(out)
+    averages = {phase for one in logs for phase in one.averages}
+    means: dict[int, dict[str, Any]] = {}
+    for phase, sums in steps.items():
+        if phase in averages:
+            found = sums.compute(World())
+            is_partial = phase == logs[0].begun
+            means[phase] = {
+                name: None if is_partial else value if math.isfinite(value) else repr(value)
+                for name, value in found.items()
+            }
+    return means
+
+
+def _list_names(line: Line) -> list[str]:
+    if line["kind"] in ("step", "phase"):
+        return [*line.get("logs", ()), *line.get("metrics", ())]
+    return [str(line["kind"])]
+
+
+def _write(past: PastRun, hook: str, lines: Sequence[Line]) -> str:
+    """Write the lines next to the run, whole or not at all."""
+    folder = f"{past.folder.path}{SUFFIX}"
+    storage = open_storage(folder)
+    storage.make_folder(folder)
+    name = Path(hook).stem if hook else "code"
+    # Not `metrics.jsonl`, which would make the folder a run.
+    path = f"{folder}/{name}.relog.jsonl"
+    storage.replace(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return path
