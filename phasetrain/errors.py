@@ -41,7 +41,7 @@ EXIT_CODES: Mapping[int, str] = MappingProxyType(
 )
 """Exit code -> its meaning; a process that a signal n ends has 128 + n."""
 
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """Types that torch and custom code raise for wrong shapes, dtypes and values."""
 
 SHOWN_FRAMES = 3

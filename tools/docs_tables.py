@@ -20,7 +20,7 @@ from phasetrain.config.addons import AddOn, import_object, load_addons
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.sections import HooksSection, own_keys
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
@@ -213,13 +213,13 @@ def _link_kind(kind: str) -> str:
     return f"[{kind}](../{section.lower()}.md)"
 
 
-def _find_slot(kind: str) -> Slot:
+def _find_slot(kind: str) -> PartLocation:
     """Return the place of parts of a kind that every config has, if there is one."""
     slots = [slot for slot in list_slots() if slot.registry.kind == kind]
     return min(slots, key=lambda slot: slot.only is not None)
 
 
-def _list_parameters(slot: Slot, name: str) -> str:
+def _list_parameters(slot: PartLocation, name: str) -> str:
     """Return the parameters of a part that a config can set, with their default values."""
     texts = []
     for key, parameter in parameters(slot.registry.find(name)).items():

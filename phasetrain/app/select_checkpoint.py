@@ -15,7 +15,7 @@ from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Builder, SavedTask, SplitData, Task
-from phasetrain.tasks.misfits import shorten_misfit
+from phasetrain.tasks.shape_errors import shorten_shape_error
 
 NONE = "none"
 """Value of RUN.checkpoint for a model without a run."""
@@ -45,7 +45,7 @@ def build_task(
     try:
         task.restore(SavedTask(shared), "learned")
     except ChangedError as error:
-        raise _make_misfit_error(loaded, "MODEL or LOSS", str(error)) from error
+        raise _make_shape_error(loaded, "MODEL or LOSS", str(error)) from error
     # Without it, a part that draws from NumPy's generator in a few steps only would not be seeded.
     task.generators.load_state_dict(shared.get("generators", {}))
     return task
@@ -61,7 +61,7 @@ def load_saved_weights(model: nn.Module, loaded: LoadedCheckpoint, which: str = 
     try:
         model.load_state_dict(_read_state(model, loaded, which))
     except RuntimeError as error:
-        raise _make_misfit_error(loaded, "MODEL", shorten_misfit(error)) from error
+        raise _make_shape_error(loaded, "MODEL", shorten_shape_error(error)) from error
 
 
 def _read_state(model: nn.Module, loaded: LoadedCheckpoint, which: str) -> Mapping[str, Any]:
@@ -69,7 +69,7 @@ def _read_state(model: nn.Module, loaded: LoadedCheckpoint, which: str) -> Mappi
     return complete_state(loaded.path, excluded_digests(loaded), state, model)
 
 
-def _make_misfit_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> ChangedError:
+def _make_shape_error(loaded: LoadedCheckpoint, sections: str, reason: str) -> ChangedError:
     return ChangedError(
         f"{loaded.path} is of another {sections} than the config describes: {reason}; name the "
         "folder of the run, as in `phasetrain test RUN_FOLDER`, to take its config",

@@ -4,7 +4,7 @@ does not import torch."""
 from phasetrain.config.addons import describe_place, load_addons, make_conflict_error
 from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.config.sections.optimizer import SCHEDULED
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 
 SAMPLER_FACTS = frozenset({"batch_size", "shard_lengths", "source", "data_source", "dataset"})
 """Parameters of samplers that the program passes."""
@@ -18,53 +18,57 @@ LOADER_FACTS = frozenset({"dataset", "batch_size", "rank", "processes", "seed"})
 _BASE_VALUE = frozenset({"base_value"})
 
 
-def _list_schedule_slots(place: str) -> tuple[Slot, Slot]:
+def _list_schedule_slots(place: str) -> tuple[PartLocation, PartLocation]:
     """Return the slots of the schedules of a place, and of the parts of composite ones."""
     path = f"{place}.SCHEDULES.*"
     return (
-        Slot(path, "schedule", provided=_BASE_VALUE),
-        Slot(f"{path}.parts[]", "schedule", provided=_BASE_VALUE, only=(path, "composite")),
+        PartLocation(path, "schedule", provided=_BASE_VALUE),
+        PartLocation(f"{path}.parts[]", "schedule", provided=_BASE_VALUE, only=(path, "composite")),
     )
 
 
 CORE_SLOTS = (
-    Slot("TASK", "task", provided=frozenset({"parts", "make_model"})),
-    Slot("MODEL", "model", provided=frozenset({"make_model"})),
-    Slot(
+    PartLocation("TASK", "task", provided=frozenset({"parts", "make_model"})),
+    PartLocation("MODEL", "model", provided=frozenset({"make_model"})),
+    PartLocation(
         "MODEL.adapters",
         "adapter",
         provided=frozenset({"layer", "layer_name", "generator"}),
     ),
-    Slot("LOSS", "loss", provided=LOSS_FACTS),
-    Slot("LOSS.losses.*", "loss", provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
-    Slot("METERS.*", "meter"),
-    Slot("OPTIMIZER", "optimizer", provided=frozenset({"params", "lr"})),
-    Slot("OPTIMIZER.others.*", "optimizer", provided=frozenset({"params"})),
+    PartLocation("LOSS", "loss", provided=LOSS_FACTS),
+    PartLocation("LOSS.losses.*", "loss", provided=LOSS_FACTS, only=("LOSS", "weighted_sum")),
+    PartLocation("METERS.*", "meter"),
+    PartLocation("OPTIMIZER", "optimizer", provided=frozenset({"params", "lr"})),
+    PartLocation("OPTIMIZER.others.*", "optimizer", provided=frozenset({"params"})),
     *(slot for place in SCHEDULED for slot in _list_schedule_slots(place)),
-    Slot("OPTIMIZER.scaler", "scaler"),
-    Slot("DATA.*", "dataset"),
-    Slot(
+    PartLocation("OPTIMIZER.scaler", "scaler"),
+    PartLocation("DATA.*", "dataset"),
+    PartLocation(
         "DATA.*.datasets.*",
         "dataset",
         other_keys=("subset", *SOURCE_KEYS),
         only=("DATA.*", "mixed"),
     ),
-    Slot("DATA.*.transforms[]", "transform"),
+    PartLocation("DATA.*.transforms[]", "transform"),
     *(
-        Slot("DATA.*.transforms[].transforms[]", "transform", only=("DATA.*.transforms[]", name))
+        PartLocation(
+            "DATA.*.transforms[].transforms[]", "transform", only=("DATA.*.transforms[]", name)
+        )
         for name in ("apply", "on_fields")
     ),
-    Slot("DATA.TRAIN.batch_transforms[]", "batch transform"),
-    Slot("DATA.*.sampler", "sampler", provided=SAMPLER_FACTS),
-    Slot("DATA.*.collate", "collate function"),
-    Slot("DATA.*.loader", "loader", provided=LOADER_FACTS),
-    Slot("DISTRIBUTED", "strategy", provided=frozenset({"world", "communication", "precision"})),
-    Slot("HOOKS.*", "hook", provided=frozenset({"terminal", "hparams"})),
+    PartLocation("DATA.TRAIN.batch_transforms[]", "batch transform"),
+    PartLocation("DATA.*.sampler", "sampler", provided=SAMPLER_FACTS),
+    PartLocation("DATA.*.collate", "collate function"),
+    PartLocation("DATA.*.loader", "loader", provided=LOADER_FACTS),
+    PartLocation(
+        "DISTRIBUTED", "strategy", provided=frozenset({"world", "communication", "precision"})
+    ),
+    PartLocation("HOOKS.*", "hook", provided=frozenset({"terminal", "hparams"})),
 )
 """The places that the core has."""
 
 
-def list_slots() -> tuple[Slot, ...]:
+def list_slots() -> tuple[PartLocation, ...]:
     """Return the places in the config where a name chooses a part, of the core and of add-ons.
 
     Raises:
@@ -76,5 +80,5 @@ def list_slots() -> tuple[Slot, ...]:
         for slot in addon.slots:
             if describe_place(slot) in places:
                 raise make_conflict_error(addon, f"the place of a part {describe_place(slot)!r}")
-            slots.append(Slot(**vars(slot)))
+            slots.append(PartLocation(**vars(slot)))
     return tuple(slots)

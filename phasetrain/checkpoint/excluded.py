@@ -7,7 +7,7 @@ from torch import nn
 
 from phasetrain.checkpoint.contents import LoadedCheckpoint
 from phasetrain.errors import ChangedError
-from phasetrain.models.excluded import SHOWN, hash_tensor
+from phasetrain.models.excluded import MAX_LISTED, hash_tensor
 from phasetrain.runtime.format import join_first
 
 
@@ -40,8 +40,8 @@ def complete_state(
             f"MODEL.weights: {path} leaves out {len(digests)} frozen tensors (the base of "
             "MODEL.adapters, or CHECKPOINT.exclude), which come from the seed and MODEL.weights, "
             f"and {len(changed)} of them now have other values than when the run began: "
-            f"{join_first(changed, SHOWN)}; restore the file that MODEL.weights names, or the code "
-            "of the model",
+            f"{join_first(changed, MAX_LISTED)}; restore the file that MODEL.weights names, or the "
+            "code of the model",
             code="checkpoint.excluded_differ",
         )
     return {**own, **state}

@@ -39,7 +39,7 @@ from phasetrain.errors import ConfigError, Problem, did_you_mean, nearest
 
 
 @dataclass(frozen=True)
-class Slot(PartPlace):
+class PartLocation(PartPlace):
     """A place in the config where a name chooses a part, with its registry and its own keys."""
 
     @property
@@ -91,7 +91,7 @@ class _Part:
 
     path: str
     name: str
-    slot: Slot
+    slot: PartLocation
     section: Mapping[str, Any]
     signature: Signature
     is_guess: bool = False
@@ -122,7 +122,7 @@ class _Unknown:
     advice: str
 
 
-def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> None:
+def check_config(composed: Composed, slots: Sequence[PartLocation], schema: Schema) -> None:
     """Reject a config with mistakes.
 
     Raises:
@@ -148,7 +148,7 @@ def check_config(composed: Composed, slots: Sequence[Slot], schema: Schema) -> N
 
 
 def find_part_names(
-    composed: Composed, slots: Sequence[Slot], schema: Schema
+    composed: Composed, slots: Sequence[PartLocation], schema: Schema
 ) -> dict[str, list[str]]:
     """Return path of a slot -> names of the parts that a config names there.
 
@@ -350,17 +350,17 @@ class _KeyChecker(_Checker):
 class _PartFinder(_Checker):
     """Looks up the parts that the config names."""
 
-    def find_parts(self, slot: Slot) -> list[_Part]:
+    def find_parts(self, slot: PartLocation) -> list[_Part]:
         """Return the parts that are named in a slot; a name that does not exist is reported."""
         parts = [self.look_up(slot, named) for named in self.name_parts(slot)]
         return [part for part in parts if part is not None]
 
-    def name_parts(self, slot: Slot) -> list[_NamedPart]:
+    def name_parts(self, slot: PartLocation) -> list[_NamedPart]:
         """Return the named parts of a slot; a place without a name is reported."""
         parts = [self._name_part(slot, path, value) for path, value in self._list_places(slot)]
         return [part for part in parts if part is not None]
 
-    def _list_places(self, slot: Slot) -> Iterator[tuple[str, Any]]:
+    def _list_places(self, slot: PartLocation) -> Iterator[tuple[str, Any]]:
         if slot.only is None:
             yield from _expand(self.config, "", slot.path.split("."))
             return
@@ -370,7 +370,7 @@ class _PartFinder(_Checker):
             if isinstance(value, Mapping) and value.get(PARTS.get(outer, "name")) == name:
                 yield from _expand(value, path, inner)
 
-    def _name_part(self, slot: Slot, path: str, value: Any) -> _NamedPart | None:
+    def _name_part(self, slot: PartLocation, path: str, value: Any) -> _NamedPart | None:
         if isinstance(value, Mapping):
             section = value
         elif slot.takes_bare_name and isinstance(value, str):
@@ -396,7 +396,7 @@ class _PartFinder(_Checker):
             return None
         return _NamedPart(path, name, section, named_by)
 
-    def look_up(self, slot: Slot, named: _NamedPart) -> _Part | None:
+    def look_up(self, slot: PartLocation, named: _NamedPart) -> _Part | None:
         """Return a part; None if there is none of this name, which is reported."""
         name, named_by = named.name, named.named_by
         try:
@@ -523,7 +523,7 @@ def _show_form_of_text(key: Key, text: str) -> str:
     return ""
 
 
-def _describe_expected(slot: Slot, path: str, value: Any) -> str:
+def _describe_expected(slot: PartLocation, path: str, value: Any) -> str:
     known = list_names(slot.kind)
     names = ", ".join(known)
     noun = slot.kind

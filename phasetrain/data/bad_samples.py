@@ -18,7 +18,7 @@ BadPairs = tuple[tuple[int, str], ...]
 
 DONE = {"substitute": "it is replaced by another one", "drop": "it is skipped"}
 LONGEST_REASON = 300  # characters; some libraries put a whole file into the message
-SHOWN = 3  # maximum number of samples in an error
+MAX_LISTED = 3  # maximum number of samples in an error
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 
@@ -94,7 +94,7 @@ class BadSamples:
             raise SampleError(
                 f"DATA.{split.upper()}.bad_sample_budget = {self.budget}: {len(together)} distinct "
                 "samples cannot be read, the last ones "
-                f"{format_samples(list(latest.items())[-SHOWN:])}; fix the data, or raise the "
+                f"{format_samples(list(latest.items())[-MAX_LISTED:])}; fix the data, or raise the "
                 "budget",
                 code="data.bad_sample_budget",
             )

@@ -45,7 +45,7 @@ class Batch:
     weight: float | None = None
     position: Any = None
 
-    def as_stand_in(self) -> "Batch":
+    def as_padding(self) -> "Batch":
         """Return the batch with none of its samples counting."""
         # The samples stay in it, because layers such as batch norm need an input of the usual
         # shape.

@@ -13,7 +13,7 @@ from phasetrain.config.addons import find_service, list_bridges
 from phasetrain.config.registry import Factory, Registry
 from phasetrain.distributed import World, gather_rows, reduce
 from phasetrain.engine.batch import StepOutput
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.runs.direction import COUNTS, NO_DIRECTION, Direction, guess_direction
 
 Better = Literal["larger", "smaller"]
@@ -235,7 +235,7 @@ class Meter(RankBuffers, ABC):
             with warnings.catch_warnings(action="ignore"):
                 value = empty.compute()
         # A custom meter may fail in any of these ways on no data.
-        except (*MISFITS, ArithmeticError, AssertionError, AttributeError, LookupError):
+        except (*SHAPE_ERRORS, ArithmeticError, AssertionError, AttributeError, LookupError):
             return None
         if isinstance(value, dict):
             return tuple(value)

@@ -11,7 +11,7 @@ from phasetrain.errors import ConfigError
 from phasetrain.models.digest import hash_state
 from phasetrain.runtime.format import join_first
 
-SHOWN = 3
+MAX_LISTED = 3
 """Maximum number of names in an error."""
 
 
@@ -61,7 +61,7 @@ class ExcludedTensors:
             self._versions[name] = version
         if changed:
             raise ConfigError(
-                f"CHECKPOINT.exclude: the training has changed {join_first(changed, SHOWN)}, "
+                f"CHECKPOINT.exclude: the training has changed {join_first(changed, MAX_LISTED)}, "
                 "although MODEL.freeze freezes it; checkpoints may leave out tensors only that "
                 "stay as they are; remove it from CHECKPOINT.exclude",
                 code="checkpoint.excluded_changed",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
 
-SHOWN = 12
+MAX_LISTED = 12
 """Maximum number of names in an error."""
 
 WHERE = "MODEL.freeze"
@@ -260,6 +260,6 @@ def _describe_no_match(
     outer = list(dict.fromkeys(name.split(".")[0] for name in parameters))
     return (
         f"{where} = [{pattern}]: it matches no module with parameters and no parameter"
-        f"{near or '.'} Names begin with one of {join_first(outer, SHOWN)}; a pattern is a whole "
-        "name, in which `*`, `?` and `[...]` are wildcards"
+        f"{near or '.'} Names begin with one of {join_first(outer, MAX_LISTED)}; a pattern is a "
+        "whole name, in which `*`, `?` and `[...]` are wildcards"
     )

@@ -18,7 +18,7 @@ from phasetrain.errors import ConfigError, did_you_mean
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.name_patterns import match_modules
 
-SHOWN = 12
+MAX_LISTED = 12
 """Maximum number of modules in an error."""
 
 
@@ -43,7 +43,7 @@ def require_shapes(module: nn.Module, where: str) -> None:
     ]
     if lazy:
         raise ConfigError(
-            f"{where}: {join_first(lazy, SHOWN)} has weights without a shape until the first "
+            f"{where}: {join_first(lazy, MAX_LISTED)} has weights without a shape until the first "
             "forward pass, and the optimizer and a resume need the shapes before; use the layer "
             "that takes the number of inputs, such as nn.Linear for nn.LazyLinear, or call the "
             "model once when it is built",

@@ -24,7 +24,7 @@ from phasetrain.runtime.terminal import plain_table
 log = logging.getLogger(__name__)
 
 ROWS = 40
-SHOWN = 6
+MAX_LISTED = 6
 """Maximum number of rows in the logged table, and of names in an error."""
 
 COUNTER = "num_batches_tracked"
@@ -329,7 +329,7 @@ class WeightMatcher:
         names = [f"{name} {self.report.shapes[name]}{self._suggest_name(name)}" for name in missing]
         return (
             f"{self._sources[0].where.partition('[')[0]}: {len(missing)} of {len(self._own)} "
-            f"tensors of the model have no source: {join_first(names, SHOWN)}. "
+            f"tensors of the model have no source: {join_first(names, MAX_LISTED)}. "
             f"{_suggest_prefix(where, missing, list(self.report.unexpected))}To keep the initial "
             f"values of these tensors, set {where}.reinit=[{_suggest_patterns(missing)}]; to keep "
             f"them for all tensors without a source, set {where}.strict=false"
@@ -344,8 +344,8 @@ class WeightMatcher:
     def _describe_no_fit(self, source: WeightSource, names: Mapping[str, str]) -> str:
         advice = _suggest_prefix(source.where, list(self._own), list(names))
         return (
-            f"no tensor of the source fits: the model has {join_first(self._own, SHOWN)}, and the "
-            f"source has, after renaming, {join_first(names, SHOWN)}. {advice}See "
+            f"no tensor of the source fits: the model has {join_first(self._own, MAX_LISTED)}, and "
+            f"the source has, after renaming, {join_first(names, MAX_LISTED)}. {advice}See "
             f"{source.where}.prefix_remove, prefix_add and rename"
         )
 
@@ -355,7 +355,7 @@ class WeightMatcher:
             for name, has in mismatched.items()
         ]
         return (
-            f"{join_first(pairs, SHOWN)}. To keep the initial values of these tensors, set "
+            f"{join_first(pairs, MAX_LISTED)}. To keep the initial values of these tensors, set "
             f"{source.where}.reinit=[{_suggest_patterns(list(mismatched))}]; to keep them for all "
             f"tensors whose shapes differ, set {source.where}.skip_mismatched=true"
         )
@@ -373,7 +373,7 @@ def _rename_tensors(
     if source.prefix_remove and not any(name.startswith(source.prefix_remove) for name in names):
         raise ConfigError(
             f"{source.where}.prefix_remove = {source.prefix_remove!r}: no name in {source.path!r} "
-            f"starts with this prefix; the source has {join_first(names, SHOWN)}",
+            f"starts with this prefix; the source has {join_first(names, MAX_LISTED)}",
             code="config.no_match",
         )
     renamed = {name: name.removeprefix(source.prefix_remove) for name in names}
@@ -386,7 +386,7 @@ def _rename_tensors(
         if source.strict and not any(re.search(pattern, new) for new in renamed.values()):
             raise ConfigError(
                 f"{what}: it finds nothing; the names in {source.path!r} are "
-                f"{join_first(renamed.values(), SHOWN)}",
+                f"{join_first(renamed.values(), MAX_LISTED)}",
                 code="config.no_match",
             )
         renamed = changed

@@ -64,7 +64,7 @@ class MultiOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each of them, withheld on the device if `found_inf` is set."""
+        """Step each of them, skipped on the device if `found_inf` is set."""
         own = vars(self)
         gate: dict[str, Any] = {
             name: own[name] for name in ("grad_scale", "found_inf") if name in own

@@ -26,7 +26,7 @@ Verbosity = Literal["quiet", "normal", "verbose"]
 LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "verbose": logging.DEBUG}
 """Lowest level of log records that are printed."""
 
-SHOWN = logging.getLogger("phasetrain.shown")
+SCREEN_LOG = logging.getLogger("phasetrain.shown")
 """Logger of lines that are only written to log.txt, since the terminal formats them itself."""
 
 IN_SWEEP = "PHASETRAIN_SWEEP"
@@ -122,7 +122,7 @@ class Terminal:
         """
         if logged:
             for word, text in rows:
-                SHOWN.info("%s %s", word.ljust(KEY_WIDTH), text)
+                SCREEN_LOG.info("%s %s", word.ljust(KEY_WIDTH), text)
         if not rows or self.is_silent or (self.verbosity == "quiet" and not always):
             return
         if self._console is None:
@@ -263,7 +263,7 @@ class _TerminalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelno
-        if record.name == SHOWN.name or level < self._terminal.min_level:
+        if record.name == SCREEN_LOG.name or level < self._terminal.min_level:
             return
         if level < logging.WARNING:
             self._terminal.print_line(record.getMessage(), level=level)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.config.addons import require_service
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.runtime.nested import map_tensors
-from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.shape_errors import describe_failed_forward, raise_unless_shape_error
 
 if TYPE_CHECKING:
     from phasetrain.tasks.input_transform import InputTransform
@@ -170,8 +170,8 @@ class Predictor:
         device = self.parts.machine.device
         try:
             return model(map_tensors(tensors, lambda one: one[part].to(device)))
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             raise ConfigError(
                 describe_failed_forward(model, error, tensors), code="config.misfit"
             ) from error

@@ -15,10 +15,10 @@ from phasetrain.data.loading.collate import (
     stack_samples,
 )
 from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.proof.compare import differences
 from phasetrain.runtime.machine import preserve_generators, reseed_all
-from phasetrain.tasks.misfits import raise_unless_misfit
+from phasetrain.tasks.shape_errors import raise_unless_shape_error
 
 Transform = Callable[..., Any]
 
@@ -90,8 +90,8 @@ class InputTransform:
                 if isinstance(inputs, Tensor) and self._takes_batches:
                     return self.pipeline(inputs, Keys(np.zeros(len(inputs))))
                 return self._collate_inputs([self._transform_sample(sample) for sample in inputs])
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             raise ConfigError(
                 f"{self.split}.transforms do not take these inputs: {error}; expected samples as "
                 "the dataset gives them, or transform=False for transformed inputs",
@@ -114,7 +114,7 @@ class InputTransform:
         except Exception as error:
             if getattr(collate, "__module__", "").startswith("phasetrain.data."):
                 raise
-            raise_unless_misfit(error)
+            raise_unless_shape_error(error)
             return self._collate_any_target(samples, error)
 
     def _collate_any_target(self, samples: Sequence[Any], error: Exception) -> Any:
@@ -127,7 +127,7 @@ class InputTransform:
         try:
             first, other = (_collate_with(self._collate, samples, target) for target in (0, 1))
         except Exception as failure:
-            raise_unless_misfit(failure)
+            raise_unless_shape_error(failure)
             reason = f"fails for the target None ({type(error).__name__}: {error}), and for numbers"
             raise self._make_collate_error(reason) from failure
         if differences(first, other):
@@ -228,7 +228,7 @@ def _is_tensor_operation(transform: Any) -> bool:
         transform(torch.zeros(1, 3, 256, 256), _NO_KEYS)
     except _DrawsError:
         return False
-    except MISFITS:
+    except SHAPE_ERRORS:
         return True  # it takes inputs of another shape
     return True
 

@@ -14,7 +14,7 @@ from phasetrain.engine.plan import Phase
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.nested import list_tensors
 from phasetrain.tasks import Parts, Task
-from phasetrain.tasks.misfits import check_step_output
+from phasetrain.tasks.shape_errors import check_step_output
 
 log = logging.getLogger(__name__)
 

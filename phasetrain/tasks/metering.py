@@ -10,10 +10,10 @@ from torch import Tensor
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.meters import Meter
-from phasetrain.tasks.misfits import raise_unless_misfit
 from phasetrain.tasks.parts import OutputChoice
+from phasetrain.tasks.shape_errors import raise_unless_shape_error
 
 
 @torch.no_grad()
@@ -38,8 +38,8 @@ def update_meters(
             if error.key:
                 raise
             raise _add_label(error, label) from error
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             advice = ""
             sees_all = choice is None or choice.output is None
             if sees_all and isinstance(out.output, Mapping):

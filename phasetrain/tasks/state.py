@@ -12,7 +12,7 @@ from phasetrain.distributed.strategies.state import Target
 from phasetrain.errors import ChangedError, is_out_of_memory
 from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.optim import Updater
-from phasetrain.tasks.misfits import shorten_misfit
+from phasetrain.tasks.shape_errors import shorten_shape_error
 
 What = Literal["everything", "learned", "computed"]
 """Parts of a task: all, those without updaters and `PerRank` parts, or those that a step computes,
@@ -196,7 +196,7 @@ def _load_shared(
             if is_out_of_memory(error):
                 raise
             raise ChangedError(
-                f"the state of {name!r} does not fit this run: {shorten_misfit(error)}",
+                f"the state of {name!r} does not fit this run: {shorten_shape_error(error)}",
                 code="resume.part_changed",
             ) from error
 

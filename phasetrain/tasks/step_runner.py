@@ -20,11 +20,12 @@ from phasetrain.losses import LoggingLoss
 from phasetrain.meters import Meter
 from phasetrain.meters.loss import MeanOfLogged
 from phasetrain.optim import NonFinite, Updater
-from phasetrain.optim.averaging.averages import Withheld, both_withheld
+from phasetrain.optim.averaging.averages import Skipped, both_skipped
 from phasetrain.runtime.machine import mix_seed, seed_of
 from phasetrain.tasks.generator_use import GeneratorUse
 from phasetrain.tasks.metering import LogMeans, update_meters
-from phasetrain.tasks.misfits import (
+from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
+from phasetrain.tasks.shape_errors import (
     check_step_output,
     explain_empty_step,
     explain_no_effect,
@@ -32,7 +33,6 @@ from phasetrain.tasks.misfits import (
     explain_several_passes,
     raise_if_unused,
 )
-from phasetrain.tasks.parts import MAIN_UPDATER, Parts, StepEvents
 
 Forward = Callable[[Batch], StepOutput]
 
@@ -110,10 +110,10 @@ class StepRunner(ABC):
         # Weights and samples of the last step over all ranks; None: the samples of the plan.
         self._step_weight = 0.0
         self._step_samples: int | None = None
-        # Of each step of an updater: whether it was withheld, and its mean loss over ranks.
-        self._steps: list[tuple[Withheld, Tensor | None]] = []
-        # Of each update of `run_step`, after which averages move, whether it was withheld.
-        self._due_averages: list[Withheld] | None = None
+        # Of each step of an updater: whether it was skipped, and its mean loss over ranks.
+        self._steps: list[tuple[Skipped, Tensor | None]] = []
+        # Of each update of `run_step`, after which averages move, whether it was skipped.
+        self._due_averages: list[Skipped] | None = None
         # Meters of the current split; `begin` selects them.
         self._measured: Mapping[str, Meter] = parts.meters
         self._log_means = LogMeans()
@@ -171,8 +171,8 @@ class StepRunner(ABC):
             elif batches:
                 self._due_averages = []
                 out = self.train_step(batches, at, events)
-                for withheld in self._due_averages:
-                    self._move_averages(at, withheld)
+                for skipped in self._due_averages:
+                    self._move_averages(at, skipped)
             else:
                 out = self.skip_step(at, events)
         finally:
@@ -296,17 +296,17 @@ class StepRunner(ABC):
         for updater in self.updaters.values():
             if updater.has_gradient or steps_always:
                 self.step_updater(updater, done, at, events)
-        withheld: Withheld = True
+        skipped: Skipped = True
         losses = []
-        for was_withheld, loss in self._steps:
-            withheld = both_withheld(withheld, was_withheld)
+        for was_skipped, loss in self._steps:
+            skipped = both_skipped(skipped, was_skipped)
             if loss is not None:
                 losses.append(loss)
         self._steps = []
         if self._due_averages is None:
-            self._move_averages(at, withheld)
+            self._move_averages(at, skipped)
         else:
-            self._due_averages.append(withheld)
+            self._due_averages.append(skipped)
         events.on_update()
         if self.generators.watches:
             self.generators.check_pass()  # an optimizer or a hook may draw as well
@@ -338,7 +338,7 @@ class StepRunner(ABC):
             events.on_skip(batches, found)
 
         updater.step(report_skip)
-        self._steps.append((updater.withheld, updater.loss))
+        self._steps.append((updater.skipped, updater.loss))
 
     def skip_step(self, at: Position, events: StepEvents) -> StepOutput:
         """Make no update in a step whose samples are all excluded; return the output for `on_step`.
@@ -348,14 +348,14 @@ class StepRunner(ABC):
         self.begin_update(at)
         for updater in self.updaters.values():
             updater.skip()
-        self._move_averages(at, withheld=True)
+        self._move_averages(at, skipped=True)
         events.on_update()
         return StepOutput(torch.zeros((), device=self._device), weight=0, samples=0)
 
-    def _move_averages(self, at: Position, withheld: Withheld) -> None:
+    def _move_averages(self, at: Position, skipped: Skipped) -> None:
         # Counted by attempted updates, so that the position alone says when an average moves.
         for average in self.parts.averages.values():
-            average.update(at.updates + 1, withheld=withheld)
+            average.update(at.updates + 1, skipped=skipped)
 
     @torch.no_grad()
     def test_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:

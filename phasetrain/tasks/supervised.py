@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.losses import FromModel, WeightedSum, find_target_counter
 from phasetrain.losses.shape_checks import check_pair
 from phasetrain.meters.base import meters_of
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.misfits import (
+from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.shape_errors import (
     describe_failed_forward,
     describe_shapes,
-    raise_unless_misfit,
+    raise_unless_shape_error,
 )
-from phasetrain.tasks.parts import Parts
 
 
 @TASKS.register("supervised")
@@ -71,8 +71,8 @@ class Supervised(Task):
             if self._with_target:
                 return self.model(batch.input, batch.target)
             return self.model(batch.input)
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             sentence = describe_failed_forward(
                 self.parts.model, error, batch.input, batch.ids.tolist()
             )
@@ -98,8 +98,8 @@ class Supervised(Task):
                         "over the batch"
                     )
                 self._checked = True
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             raise ConfigError(self._misfit(output, batch, error)) from error
         total: Tensor = loss
         return total

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from phasetrain.config.registry import Registry, signature_of
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 
 Write = Callable[[Mapping[str, str]], Path]
 
@@ -79,7 +79,7 @@ def registry(kind: str, section: str, **parts: Callable[..., Any]) -> Registry[A
 
 
 @pytest.fixture
-def slots(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
+def slots(monkeypatch: pytest.MonkeyPatch) -> list[PartLocation]:
     """Return a slot for each place where the program names a part."""
     by_kind = {
         "dataset": registry("test dataset", "DATA", digits=digits),
@@ -108,17 +108,17 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> list[Slot]:
     }.items():
         monkeypatch.setattr(f"phasetrain.config.validation.{name}", replacement)
     return [
-        Slot("DATA.*", "dataset"),
-        Slot("DATA.*.transforms[]", "transform"),
-        Slot("DATA.*.sampler", "sampler"),
-        Slot("DATA.*.collate", "collate function"),
-        Slot("TASK", "task"),
-        Slot("MODEL", "model"),
-        Slot("MODEL.adapters", "adapter", provided=frozenset({"layer"})),
-        Slot("LOSS", "loss"),
-        Slot("METERS.*", "meter"),
-        Slot("OPTIMIZER", "optimizer", provided=frozenset({"params"})),
-        Slot("OPTIMIZER.scaler", "scaler"),
-        Slot("OPTIMIZER.SCHEDULES.*", "schedule"),
-        Slot("HOOKS.*", "hook"),
+        PartLocation("DATA.*", "dataset"),
+        PartLocation("DATA.*.transforms[]", "transform"),
+        PartLocation("DATA.*.sampler", "sampler"),
+        PartLocation("DATA.*.collate", "collate function"),
+        PartLocation("TASK", "task"),
+        PartLocation("MODEL", "model"),
+        PartLocation("MODEL.adapters", "adapter", provided=frozenset({"layer"})),
+        PartLocation("LOSS", "loss"),
+        PartLocation("METERS.*", "meter"),
+        PartLocation("OPTIMIZER", "optimizer", provided=frozenset({"params"})),
+        PartLocation("OPTIMIZER.scaler", "scaler"),
+        PartLocation("OPTIMIZER.SCHEDULES.*", "schedule"),
+        PartLocation("HOOKS.*", "hook"),
     ]

@@ -11,19 +11,19 @@ from phasetrain.config.engines import list_engines
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import format_value, raise_all
 from phasetrain.config.schema import default_schema
-from phasetrain.config.validation import Slot, check_config
+from phasetrain.config.validation import PartLocation, check_config
 from phasetrain.errors import ConfigError, Problem
 
 SCHEMA = default_schema()
 
 
-def find_problems(slots: list[Slot], *overrides: str, **options) -> tuple[Problem, ...]:
+def find_problems(slots: list[PartLocation], *overrides: str, **options) -> tuple[Problem, ...]:
     with pytest.raises(ConfigError) as caught:
         check_config(compose(overrides, **options), slots, SCHEMA)
     return caught.value.problems
 
 
-def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
+def find_problem(slots: list[PartLocation], *overrides: str, **options) -> Problem:
     (problem,) = find_problems(slots, *overrides, **options)
     return problem
 
@@ -42,7 +42,7 @@ def find_problem(slots: list[Slot], *overrides: str, **options) -> Problem:
         ["LOSS.name=collections.OrderedDict"],
     ],
 )
-def test_valid_configs_have_no_problems(slots: list[Slot], overrides: list[str]) -> None:
+def test_valid_configs_have_no_problems(slots: list[PartLocation], overrides: list[str]) -> None:
     check_config(compose(overrides), slots, SCHEMA)  # raises if there is one
 
 
@@ -75,7 +75,7 @@ def test_valid_configs_have_no_problems(slots: list[Slot], overrides: list[str])
         ("DATA.TRAIN.transforms=[{name: normalize, maen: [0]}]", "DATA.TRAIN.transforms[0].mean"),
     ],
 )
-def test_suggestion_for_an_unknown_key(slots: list[Slot], override: str, near: str) -> None:
+def test_suggestion_for_an_unknown_key(slots: list[PartLocation], override: str, near: str) -> None:
     problem = find_problem(slots, override)
     assert problem.suggestion == near
     assert problem.code.startswith("config.unknown_")
@@ -83,7 +83,7 @@ def test_suggestion_for_an_unknown_key(slots: list[Slot], override: str, near: s
     assert "(command line): " in problem.message
 
 
-def test_key_like_nothing_gets_no_suggestion(slots: list[Slot]) -> None:
+def test_key_like_nothing_gets_no_suggestion(slots: list[PartLocation]) -> None:
     problem = find_problem(slots, "OPTIMIZER.zzzzzz=3")
     assert problem == Problem(
         code="config.unknown_parameter",
@@ -95,7 +95,9 @@ def test_key_like_nothing_gets_no_suggestion(slots: list[Slot]) -> None:
     )
 
 
-def test_unknown_sections_of_files_are_one_problem_each(slots: list[Slot], user_dir) -> None:
+def test_unknown_sections_of_files_are_one_problem_each(
+    slots: list[PartLocation], user_dir
+) -> None:
     own = user_dir({"experiment/mine.yaml": "trainer: {gpus: 1, nodes: 2}\noptimizer: {lr: 3}\n"})
     first, second = find_problems(
         slots,
@@ -109,7 +111,7 @@ def test_unknown_sections_of_files_are_one_problem_each(slots: list[Slot], user_
     assert f"({own}/experiment/mine.yaml)" in second.message
 
 
-def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[Slot]) -> None:
+def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[PartLocation]) -> None:
     overrides = ["MODLE.name=x", "RUN.sed=1", "OPTIMIZER.lrr=1", "METERS.accuracy.topp=1"]
     assert [(one.code, one.suggestion) for one in find_problems(slots, *overrides)] == [
         ("config.unknown_key", "RUN.seed"),
@@ -135,7 +137,7 @@ def test_code_tells_unknown_sections_keys_and_parameters_apart(slots: list[Slot]
     ],
 )
 def test_unknown_name_of_a_part_is_reported(
-    slots: list[Slot], override: str, key: str, given: str, suggestion: str
+    slots: list[PartLocation], override: str, key: str, given: str, suggestion: str
 ) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.key, found.given, found.suggestion) == (
@@ -187,7 +189,7 @@ def test_unknown_name_of_a_part_is_reported(
     ],
 )
 def test_section_without_a_part_is_reported(
-    slots: list[Slot], override: str, key: str, expected: str
+    slots: list[PartLocation], override: str, key: str, expected: str
 ) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.key, found.expected) == ("config.missing_part", key, expected)
@@ -207,7 +209,7 @@ def test_section_without_a_part_is_reported(
     ],
 )
 def test_bad_parameters_of_parts_are_reported(
-    slots: list[Slot], override: str, code: str, key: str, suggestion: str
+    slots: list[PartLocation], override: str, code: str, key: str, suggestion: str
 ) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.key, found.suggestion) == (code, key, suggestion)
@@ -249,7 +251,7 @@ def test_bad_parameters_of_parts_are_reported(
     ],
 )
 def test_wrong_type_is_reported(
-    slots: list[Slot], override: str, given: str, expected: str
+    slots: list[PartLocation], override: str, given: str, expected: str
 ) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.given) == ("config.wrong_type", given)
@@ -267,7 +269,7 @@ def test_wrong_type_is_reported(
     ],
 )
 def test_wrong_type_of_a_section_or_in_a_mapping_is_reported(
-    slots: list[Slot], override: str, key: str
+    slots: list[PartLocation], override: str, key: str
 ) -> None:
     found = find_problem(slots, override)
     assert (found.code, found.key) == ("config.wrong_type", key)
@@ -283,7 +285,7 @@ def test_wrong_type_of_a_section_or_in_a_mapping_is_reported(
     ],
 )
 def test_unknown_key_in_a_mapping_with_known_keys_is_reported(
-    slots: list[Slot], path: str, wrong: str, right: str
+    slots: list[PartLocation], path: str, wrong: str, right: str
 ) -> None:
     found = find_problem(slots, f"{path}={{{wrong}: 1}}")
     assert (found.code, found.key) == ("config.unknown_key", f"{path}.{wrong}")
@@ -295,7 +297,7 @@ def test_unknown_key_in_a_mapping_with_known_keys_is_reported(
     [("TASK", "TASK.name"), ("CHECKPOINT.best", "CHECKPOINT.best.monitor"), ("RUN", "RUN.name")],
 )
 def test_empty_section_is_rejected_with_what_to_do(
-    slots: list[Slot], section: str, key: str
+    slots: list[PartLocation], section: str, key: str
 ) -> None:
     found = find_problem(slots, f"{section}=null")
     assert (found.code, found.key, found.given) == ("config.wrong_type", section, "null")
@@ -304,7 +306,7 @@ def test_empty_section_is_rejected_with_what_to_do(
     )
 
 
-def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:
+def test_split_without_a_dataset_is_a_misspelt_key(slots: list[PartLocation]) -> None:
     found = find_problem(slots, "DATA.TRIAN.batch_size=3")
     assert (found.code, found.key, found.suggestion) == (
         "config.missing_dataset",
@@ -321,30 +323,34 @@ def test_split_without_a_dataset_is_a_misspelt_key(slots: list[Slot]) -> None:
         (["experiment=null", "DATA.TRAIN.dataset=digits", "DATA.TEST.datset=digits"], "DATA.TEST"),
     ],
 )
-def test_missing_dataset_is_reported(slots: list[Slot], overrides: list[str], key: str) -> None:
+def test_missing_dataset_is_reported(
+    slots: list[PartLocation], overrides: list[str], key: str
+) -> None:
     found = find_problems(slots, *overrides)
     assert ("config.missing_dataset", key) in [(one.code, one.key) for one in found]
 
 
-def test_no_training_data_is_needed_without_training(slots: list[Slot]) -> None:
+def test_no_training_data_is_needed_without_training(slots: list[PartLocation]) -> None:
     words = ("experiment=null", "DATA.TEST.dataset=digits")
     for engine in ("test", *({"extract"} & set(list_engines()))):
         check_config(compose([*words, f"RUN.engine={engine}"]), slots, SCHEMA)
 
 
-def test_free_parameters_go_into_one_mapping(slots: list[Slot]) -> None:
+def test_free_parameters_go_into_one_mapping(slots: list[PartLocation]) -> None:
     found = find_problem(slots, "LOSS.name=Free", "LOSS.b=2")
     assert "It takes: a, and others in one mapping `params`" in found.message
     wrong = find_problem(slots, "LOSS.name=Free", "LOSS.params=3")
     assert (wrong.key, wrong.expected) == ("LOSS.params", "expected mapping")
 
 
-def test_required_parameters_may_be_missing(slots: list[Slot]) -> None:
+def test_required_parameters_may_be_missing(slots: list[PartLocation]) -> None:
     assert "classes" not in compose([]).config["MODEL"]
     check_config(compose([]), slots, SCHEMA)
 
 
-def test_all_problems_are_listed_at_once_with_those_of_composition(slots: list[Slot]) -> None:
+def test_all_problems_are_listed_at_once_with_those_of_composition(
+    slots: list[PartLocation],
+) -> None:
     overrides = ["OPTIMIZER.lrr=1", "LOSS.name=focl", "A.b=1,2", "MODEL.width=a", "zzz=1"]
     found = find_problems(slots, *overrides)
     assert sorted(one.key for one in found) == [
@@ -359,7 +365,9 @@ def test_all_problems_are_listed_at_once_with_those_of_composition(slots: list[S
 
 
 @pytest.mark.parametrize("override", ["OPTIMIZER.lr=???", "MODEL.width=${no.such}"])
-def test_problem_of_composition_is_not_reported_again(slots: list[Slot], override: str) -> None:
+def test_problem_of_composition_is_not_reported_again(
+    slots: list[PartLocation], override: str
+) -> None:
     assert find_problem(slots, override).code in ("config.missing_value", "config.interpolation")
 
 
@@ -436,7 +444,7 @@ def test_a_stale_plugin_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "stale_module_of_mine" in warning
 
 
-def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
+def test_composing_and_checking_is_fast(slots: list[PartLocation]) -> None:
     overrides = ["LOSS=label_smoothing", "OPTIMIZER.lr=0.2", "PHASES.epochs=3", "MODEL.width=16"]
     times = []
     for _ in range(3):
@@ -447,27 +455,27 @@ def test_composing_and_checking_is_fast(slots: list[Slot]) -> None:
 
 
 class TestKeysNextToAPart:
-    def test_keys_next_to_a_part_are_accepted(self, slots: list[Slot]) -> None:
+    def test_keys_next_to_a_part_are_accepted(self, slots: list[PartLocation]) -> None:
         check_config(compose(["METERS.accuracy={output: head, top: 2}"]), slots, SCHEMA)
 
-    def test_wrong_type_and_suggestion(self, slots: list[Slot]) -> None:
+    def test_wrong_type_and_suggestion(self, slots: list[PartLocation]) -> None:
         wrong = find_problem(slots, "METERS.accuracy.output=0.5")
         assert (wrong.code, wrong.expected) == ("config.wrong_type", "expected str or int or null")
         unknown = find_problem(slots, "METERS.accuracy.outptu=head")
         assert unknown.suggestion == "METERS.accuracy.output"
 
-    def test_place_that_exists_for_one_value_of_a_key(self, slots: list[Slot]) -> None:
-        slots.append(Slot("LOSS.losses.*", "loss", only=("LOSS", "focal")))
+    def test_place_that_exists_for_one_value_of_a_key(self, slots: list[PartLocation]) -> None:
+        slots.append(PartLocation("LOSS.losses.*", "loss", only=("LOSS", "focal")))
         override = "LOSS.losses={focal: {weight: a}}"
         found = find_problems(slots, "LOSS.name=focal", override)
         assert "LOSS.losses.focal.weight" in [one.key for one in found]
         (other,) = find_problems(slots, override)
         assert (other.code, other.key) == ("config.unknown_parameter", "LOSS.losses")
 
-    def test_place_inside_of_a_part_in_a_list(self, slots: list[Slot]) -> None:
+    def test_place_inside_of_a_part_in_a_list(self, slots: list[PartLocation]) -> None:
         transforms = next(slot for slot in slots if slot.path == "DATA.*.transforms[]")
         inner = "DATA.*.transforms[].parts[].of"
-        slots.append(Slot(inner, "transform", only=(transforms.path, "flatten")))
+        slots.append(PartLocation(inner, "transform", only=(transforms.path, "flatten")))
         words = "{name: flatten, parts: [{of: {name: flatten}}, {of: {name: flaten}}]}"
         found = find_problems(slots, f"DATA.TRAIN.transforms=[{words}]")
         assert ("DATA.TRAIN.transforms[0].parts[1].of.name", "flatten") in [
@@ -475,7 +483,7 @@ class TestKeysNextToAPart:
         ]
 
 
-def test_parameters_of_a_misspelt_part_are_checked_with_it(slots: list[Slot]) -> None:
+def test_parameters_of_a_misspelt_part_are_checked_with_it(slots: list[PartLocation]) -> None:
     name, parameter = find_problems(slots, "LOSS={name: focl, gama: 2, other: 1}")
     assert (name.key, name.suggestion) == ("LOSS.name", "focal")
     assert (parameter.key, parameter.suggestion) == ("LOSS.gama", "LOSS.gamma")
@@ -513,7 +521,7 @@ def test_parameters_of_a_misspelt_part_are_checked_with_it(slots: list[Slot]) ->
     ],
 )
 def test_other_form_of_a_value_in_a_file_shows_the_right_one(
-    slots: list[Slot], user_dir, text: str, key: str, says: str
+    slots: list[PartLocation], user_dir, text: str, key: str, says: str
 ) -> None:
     own = user_dir({"experiment/mine.yaml": f"defaults: [digits, _self_]\n{text}\n"})
     found = find_problem(slots, "experiment=mine", config_dir=own)
@@ -521,5 +529,5 @@ def test_other_form_of_a_value_in_a_file_shows_the_right_one(
     assert says in found.message
 
 
-def test_misspelt_experiment_is_suggested(slots: list[Slot]) -> None:
+def test_misspelt_experiment_is_suggested(slots: list[PartLocation]) -> None:
     assert find_problem(slots, "Experiment=digits").suggestion == "experiment"

@@ -242,7 +242,7 @@ def test_mean_is_taken_after_a_step_has_changed_the_weights(tmp_path: Path, by_h
 def test_ungated_average_would_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = averages.EMA.update
     monkeypatch.setattr(
-        averages.EMA, "update", lambda self, updates, withheld=False: real(self, updates)
+        averages.EMA, "update", lambda self, updates, skipped=False: real(self, updates)
     )
     watch = Watch()
     train(

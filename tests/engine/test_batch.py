@@ -49,7 +49,7 @@ def test_each_output_has_its_own_logs() -> None:
 def test_weight_is_kept_when_a_batch_moves() -> None:
     batch = Batch(torch.ones(2, 3), None, torch.arange(2), 2, weight=5)
     assert batch.to(torch.device("cpu")).weight == 5
-    assert batch.as_stand_in().weight is None
+    assert batch.as_padding().weight is None
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ class TestSamplesOfTests:
         loader = Loader(1, 2)
         for step in (1, 2, 3):
             hook.on_batch(run, phase, loader.batch(step, 1))
-        hook.on_batch(run, phase, loader.batch(1, 1).as_stand_in())
+        hook.on_batch(run, phase, loader.batch(1, 1).as_padding())
         resumed = Numerics()
         resumed.load_state_dict(hook.state_dict())
         assert hook.state_dict() == resumed.state_dict() == {"marked": [6, 10]}

@@ -29,7 +29,7 @@ from phasetrain.cli.table import list_commands
 from phasetrain.config.compose.composed import compose
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches
-from phasetrain.config.validation import Slot, check_config
+from phasetrain.config.validation import PartLocation, check_config
 from phasetrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -169,14 +169,14 @@ def _has_key(path: str) -> bool:
     )
 
 
-def _has_label(slot: Slot, path: str) -> bool:
+def _has_label(slot: PartLocation, path: str) -> bool:
     """Return whether a path is the place of a part whose label may be chosen, or names it."""
     if not matches(path, slot.path):
         return False
     return slot.path not in DEFAULT_NAMES or path.rpartition(".")[2] in slot.registry
 
 
-def _has_parameter(slot: Slot, place: str, name: str) -> bool:
+def _has_parameter(slot: PartLocation, place: str, name: str) -> bool:
     label = place.rpartition(".")[2]
     if slot.path in DEFAULT_NAMES and label in slot.registry:
         return name in parameters(slot.registry[label]) or name in slot.own_keys

@@ -227,8 +227,8 @@ class TestSeparateUpdaters:
         seen: list[Any] = []
 
         class Noted:
-            def update(self, updates: int, *, withheld: Any) -> None:
-                seen.append(withheld)
+            def update(self, updates: int, *, skipped: Any) -> None:
+                seen.append(skipped)
 
         made.parts = replace(made.parts, averages={"ema": Noted()})
         made.begin_update(at(0))

@@ -13,7 +13,7 @@ from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, default_schema, matches
 from phasetrain.config.sections.keys import Key
 from phasetrain.config.suggestions import ELSEWHERE
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 from phasetrain.errors import ConfigError, did_you_mean, plain
 
 
@@ -81,7 +81,7 @@ def _plural(kind: str) -> str:
 
 def _list_all_parts() -> str:
     """Return the names of the parts of each kind, with the keys that choose them."""
-    places: dict[int, list[Slot]] = {}
+    places: dict[int, list[PartLocation]] = {}
     for slot in sorted(list_slots(), key=_is_conditional):
         places.setdefault(id(slot.registry), []).append(slot)
     paragraphs = []
@@ -159,7 +159,7 @@ def _list_parts_named(topic: str) -> Iterator[list[str]]:
     with the words that choose them."""
     path, _, name = topic.rpartition(".")
     # Where a registry has several places, the first one that every run has is shown.
-    slots: dict[int, Slot] = {}
+    slots: dict[int, PartLocation] = {}
     for slot in sorted(list_slots(), key=_is_conditional):
         # A label is the default name of a part: HOOKS.csv.
         if not path or (slot.path in DEFAULT_NAMES and matches(topic, slot.path)):
@@ -174,7 +174,7 @@ def _list_parts_named(topic: str) -> Iterator[list[str]]:
         yield [f"{registry.kind} for {slot.path}.{slot.key}", *lines]
 
 
-def _is_conditional(slot: Slot) -> bool:
+def _is_conditional(slot: PartLocation) -> bool:
     return slot.only is not None
 
 
@@ -183,7 +183,7 @@ def _describe_key(path: str, key: Key) -> list[str]:
     return [f"  {path} = {format_value(key.default)}   ({details})", f"      {key.meaning}"]
 
 
-def _describe_part(slot: Slot, name: str, *, in_full: bool = False) -> list[str]:
+def _describe_part(slot: PartLocation, name: str, *, in_full: bool = False) -> list[str]:
     """Return signature and summary of a part; in full, the whole docstring of one that is not a
     library's, and the values that the program fills in."""
     factory = slot.registry.find(name)

@@ -43,7 +43,7 @@ from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.tasks import TASKS
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.input_transform import TransformedModel, describe_transform
-from phasetrain.tasks.misfits import shorten_misfit
+from phasetrain.tasks.shape_errors import shorten_shape_error
 
 log = logging.getLogger(__name__)
 
@@ -417,7 +417,8 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
     except RuntimeError as error:
         raise ConfigError(
             f"{weights.loaded.path} is of another model than the overrides describe, or tensors "
-            f"were excluded; remove overrides, --include and --exclude: {shorten_misfit(error)}",
+            "were excluded; remove overrides, --include and --exclude: "
+            f"{shorten_shape_error(error)}",
             code="checkpoint.other_model",
         ) from error
     warn_of_task_forward(TASKS.find(setup.config.TASK.name, "TASK.name"))

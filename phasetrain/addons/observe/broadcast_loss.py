@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.addons.observe.loss_in_parts import compute_first_batch, is_undeclared
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss, name_loss
 from phasetrain.proof.held import is_custom
 from phasetrain.tasks import Task
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     target: tuple[int, ...]
 
 
-def check_broadcast_loss(run_plan: RunPlan, task: Task) -> None:
+def check_broadcast_loss(run_spec: RunSpec, task: Task) -> None:
     """Warn if a custom loss pairs every output with every target, as `output - target` does with
     shapes `(N, 1)` and `(N,)`.
 
@@ -36,17 +36,17 @@ def check_broadcast_loss(run_plan: RunPlan, task: Task) -> None:
     Every rank has to call this. The task keeps its state; the global generators move.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
-    phase = run_plan.plan.first_training
+    phase = run_spec.plan.first_training
     if phase is None or not isinstance(task, Supervised) or task.shards_weights:
         return
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
     if not is_undeclared(loss):
         return
     try:
-        out = compute_first_batch(run_plan, task, phase, loss)
+        out = compute_first_batch(run_spec, task, phase, loss)
         pairs = find_broadcast(loss, out.output, out.target)
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS is not checked for broadcasting: %s: %s", type(error).__name__, error)

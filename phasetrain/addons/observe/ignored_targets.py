@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from phasetrain.addons.observe.loss_in_parts import list_splits
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.data import SampleReader
 from phasetrain.engine.batch import IGNORED
 from phasetrain.engine.plan import Phase
@@ -22,20 +22,20 @@ SAMPLES = 32
 """Samples of the first micro-batch of each split that are read."""
 
 
-def check_ignored_targets(run_plan: RunPlan, task: Task) -> None:
+def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
     """Warn if the loss leaves targets of the data out of its mean, and batches are weighted by
     samples.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
     if not isinstance(task, Supervised) or type(task).weight_of is not Supervised.weight_of:
         return
-    if list_splits(run_plan):
+    if list_splits(run_spec):
         _check_custom_losses(task)
     splits: dict[tuple[nn.Module, int, bool], list[str]] = {}
-    phases = {(phase.data, phase.stage): phase for phase, _ in reversed(run_plan.plan.phases.kinds)}
+    phases = {(phase.data, phase.stage): phase for phase, _ in reversed(run_spec.plan.phases.kinds)}
     for phase in reversed(phases.values()):
         loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
         parts = dict(find_uncounted(loss))

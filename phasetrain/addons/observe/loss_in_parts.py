@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.losses import CoupledLoss, FromModel, FunctionLoss, name_loss
@@ -34,7 +34,7 @@ SPREAD = 4.0
 """Samples are also compared with factors from -4 to 4: at first, all may take the same branch."""
 
 
-def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
+def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
     """Warn if a batch is computed in parts, or a test has several batches, and a custom loss has
     another mean over parts.
 
@@ -45,33 +45,33 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     its state; the global generators move.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
-    phase = run_plan.plan.first_training
+    phase = run_spec.plan.first_training
     if phase is None or not isinstance(task, Supervised) or task.shards_weights:
         return
     if type(task).weight_of is not Supervised.weight_of:
         return
-    splits = list_splits(run_plan)
+    splits = list_splits(run_spec)
     effects = {
         True: [f"{split} changes the loss" for split in splits],
         False: [
             f"{name}/loss, a mean over batches, depends on DATA.{name.upper()}.batch_size"
-            for name in _list_tests(run_plan, task)
+            for name in _list_tests(run_spec, task)
         ],
     }
     loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
     if splits:
-        _check_scalar_outputs(run_plan, task, phase, loss, splits)
+        _check_scalar_outputs(run_spec, task, phase, loss, splits)
     if not any(effects.values()) or not is_undeclared(loss):
         return
     try:
-        out = compute_first_batch(run_plan, task, phase, loss)
+        out = compute_first_batch(run_spec, task, phase, loss)
         rows = len(list_tensors(out.output)[0])
         if rows != out.samples:
             return
-        with run_plan.machine.apply_settings(), torch.no_grad():
+        with run_spec.machine.apply_settings(), torch.no_grad():
             means = {
                 mode: compare_means(deepcopy(loss).train(mode), out.output, out.target)
                 for mode in effects
@@ -101,20 +101,20 @@ def check_loss_in_parts(run_plan: RunPlan, task: Task) -> None:
     )
 
 
-def check_coupled_tests(run_plan: RunPlan, task: Task) -> None:
+def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
     """Warn if a custom loss that compares samples with each other is tested in several batches.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task.
     """
     losses = nn.ModuleList([task.parts.loss, *task.parts.losses])
     coupled = [part for part in list_coupled(losses) if is_custom(type(part))]
     if not coupled:
         return
-    for key, section in run_plan.setup.config.DATA.items():
+    for key, section in run_spec.setup.config.DATA.items():
         name = key.lower()
-        split = run_plan.data.get(name)
+        split = run_spec.data.get(name)
         measured = meters_of(task.parts.meters, name)
         if key == "TRAIN" or split is None or split.length <= section.batch_size:
             continue
@@ -137,7 +137,7 @@ def check_coupled_tests(run_plan: RunPlan, task: Task) -> None:
 
 
 def _check_scalar_outputs(
-    run_plan: RunPlan, task: Supervised, phase: Phase, loss: nn.Module, splits: Sequence[str]
+    run_spec: RunSpec, task: Supervised, phase: Phase, loss: nn.Module, splits: Sequence[str]
 ) -> None:
     """Warn if the loss uses a scalar that the model computes over the batch, and parts have another
     mean of it.
@@ -147,12 +147,12 @@ def _check_scalar_outputs(
     if any(isinstance(module, CoupledLoss | FromModel) for module in loss.modules()):
         return
     try:
-        out = compute_first_batch(run_plan, task, phase, loss)
-        with run_plan.machine.apply_settings():
+        out = compute_first_batch(run_spec, task, phase, loss)
+        with run_spec.machine.apply_settings():
             names = find_used_scalars(deepcopy(loss).train(), out.output, out.target)
         if not names:
             return
-        means = _compare_scalars(run_plan, task, phase)
+        means = _compare_scalars(run_spec, task, phase)
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
         return
@@ -200,7 +200,7 @@ def find_used_scalars(loss: Callable[[Any, Any], Tensor], output: Any, target: A
 
 
 def _compare_scalars(
-    run_plan: RunPlan, task: Supervised, phase: Phase
+    run_spec: RunSpec, task: Supervised, phase: Phase
 ) -> dict[str, tuple[float, float]]:
     """Return name -> value of a scalar output for the first samples, and its mean over the halves,
     as the model computes them in eval mode; without those that have no fixed value.
@@ -226,13 +226,13 @@ def _compare_scalars(
             size=len(batch.ids[rows]),
             mask=None,
         )
-        output: Mapping[str, Any] = task.output_of(part.to(run_plan.machine.device))
+        output: Mapping[str, Any] = task.output_of(part.to(run_spec.machine.device))
         return output
 
     task.begin(phase, fresh=False)
     task.model = task.parts.model
     with (
-        run_plan.machine.apply_settings(),
+        run_spec.machine.apply_settings(),
         preserve_state(task),
         torch.no_grad(),
         eval_mode(task.parts.model),
@@ -256,11 +256,11 @@ def _differ(pair: tuple[float, float]) -> bool:
     return is_finite and not math.isclose(*pair, rel_tol=TOLERANCE, abs_tol=1e-6)
 
 
-def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:
+def compute_first_batch(run_spec: RunSpec, task: Task, phase: Phase, loss: nn.Module) -> StepOutput:
     """Return the output of the first micro-batch of a train phase, without a graph.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task, which keeps its state; the global generators move.
         phase: the phase.
         loss: loss of the phase.
@@ -269,7 +269,7 @@ def compute_first_batch(run_plan: RunPlan, task: Task, phase: Phase, loss: nn.Mo
     batch = loader.read(loader.find_first_draw(phase))
     task.begin(phase, fresh=False)
     task.model, task.loss = task.parts.model, loss  # a wrapper would exchange gradients
-    with run_plan.machine.apply_settings(), preserve_state(task), torch.no_grad():
+    with run_spec.machine.apply_settings(), preserve_state(task), torch.no_grad():
         return task.run_forward(batch, Position(phase.split, 0, phase.first, 0.0))
 
 
@@ -309,9 +309,9 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def list_splits(run_plan: RunPlan) -> list[str]:
+def list_splits(run_spec: RunSpec) -> list[str]:
     """Return the settings that compute a batch in parts."""
-    setup = run_plan.setup
+    setup = run_spec.setup
     config = setup.config
     sampler = config.DATA.TRAIN.sampler
     splits = {
@@ -327,11 +327,11 @@ def list_splits(run_plan: RunPlan) -> list[str]:
     return [text for text, is_set in splits.items() if is_set]
 
 
-def _list_tests(run_plan: RunPlan, task: Task) -> list[str]:
+def _list_tests(run_spec: RunSpec, task: Task) -> list[str]:
     """Return the test splits of several batches whose loss is measured."""
     tested = {
         phase.data
-        for phase, _ in run_plan.plan.phases.kinds
+        for phase, _ in run_spec.plan.phases.kinds
         if not phase.is_train and phase.steps > 1
     }
     return [

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.transforms import FieldPipeline, GeometricTransform, Keys
 from phasetrain.data.transforms.joint.kinds import find_image_size, to_fields
@@ -15,14 +15,14 @@ DRAWS = 64
 """Draws of a transform in which a mirrored image is looked for."""
 
 
-def check_mirrored_points(run_plan: RunPlan) -> None:
+def check_mirrored_points(run_spec: RunSpec) -> None:
     """Warn if images with several key points are mirrored, and `mirror` of the field is not set.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
     """
     names: dict[str, None] = {}
-    for split in run_plan.data.values():
+    for split in run_spec.data.values():
         for part in (split, *split.stages):
             for reader in list_sample_readers(part.reader):
                 if isinstance(reader.pipeline, FieldPipeline):

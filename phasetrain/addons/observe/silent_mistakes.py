@@ -8,24 +8,24 @@ from phasetrain.addons.observe.unscheduled_steps import (
     check_unscheduled_steps,
     check_unused_advance,
 )
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.tasks import Task
 
 
-def warn_of_silent_mistakes(run_plan: RunPlan, task: Task) -> None:
+def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     """Warn of losses that depend on how a batch or a test is computed or that broadcast outputs
     against targets, of mirrored key points, and of schedules that nothing applies.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
-    check_loss_in_parts(run_plan, task)
-    check_coupled_tests(run_plan, task)
-    check_broadcast_loss(run_plan, task)
-    check_ignored_targets(run_plan, task)
-    check_mirrored_points(run_plan)
-    check_unscheduled_steps(run_plan, task)
+    check_loss_in_parts(run_spec, task)
+    check_coupled_tests(run_spec, task)
+    check_broadcast_loss(run_spec, task)
+    check_ignored_targets(run_spec, task)
+    check_mirrored_points(run_spec)
+    check_unscheduled_steps(run_spec, task)
     check_unused_advance(task)

@@ -6,7 +6,7 @@ from types import CodeType, FunctionType
 
 from torch import nn
 
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.config.registry import parameters
 from phasetrain.proof.held import is_custom
 from phasetrain.tasks import Task
@@ -14,22 +14,22 @@ from phasetrain.tasks import Task
 log = logging.getLogger(__name__)
 
 
-def check_unscheduled_steps(run_plan: RunPlan, task: Task) -> None:
+def check_unscheduled_steps(run_spec: RunSpec, task: Task) -> None:
     """Warn if a custom `train_step` calls `begin_update` nowhere, and the config has a schedule,
     stages or weights that are frozen at first.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         task: its task.
     """
-    config = run_plan.setup.config
+    config = run_spec.setup.config
     keys = {
         "OPTIMIZER.SCHEDULES": config.OPTIMIZER.SCHEDULES,
         "PHASES.stages": config.PHASES.stages,
         "MODEL.freeze_updates": config.MODEL.freeze_updates,
     }
     given = [key for key, value in keys.items() if value]
-    if run_plan.plan.first_training is None or not given or begins_updates(type(task)):
+    if run_spec.plan.first_training is None or not given or begins_updates(type(task)):
         return
     log.warning(
         "TASK.name: train_step of %s does not call self.begin_update(at), so %s has no effect "

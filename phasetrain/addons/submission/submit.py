@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phasetrain.errors import ConfigError, LaunchError
+from phasetrain.runs.archive_run import archive_run
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.set_aside import set_aside
 from phasetrain.runtime.child_processes import (
     COMMAND,
     convert_exit_code,
@@ -71,7 +71,7 @@ def submit(setup: "Setup") -> str:
         flags = ("--config-dir", str(Path(setup.config_dir).absolute()))
     if setup.config.RUN.resume == "restart" and RunFolder(run_folder).has_run():
         # Here, not in the job, whose logs are in the folder, and which may be requeued.
-        log.info("%s is kept as %s", run_folder, set_aside(RunFolder(run_folder)))
+        log.info("%s is kept as %s", run_folder, archive_run(RunFolder(run_folder)))
     try:
         job = executor.submit(Training((*flags, *_job_words(setup))))
     except (RuntimeError, OSError) as error:  # submitit's own errors are RuntimeErrors

@@ -10,10 +10,10 @@ from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_gr
 from phasetrain.addons.text.sequence_errors import SequenceErrors
 from phasetrain.config.checks import check_at_least
 from phasetrain.engine.batch import IGNORED, Batch, SequenceOutput, StepOutput
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.shape_errors import describe_failed_forward, raise_unless_shape_error
 
 NO_TOKEN = -1
 """Stands for the tokens of a decoded sequence that are cut off."""
@@ -91,8 +91,8 @@ class SequenceToSequence(LanguageModel):
         prefix = prefix.masked_fill(prefix == IGNORED, self.end)
         try:
             return self.model(batch.input, prefix)
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             sentence = describe_failed_forward(
                 self.parts.model, error, batch.input, batch.ids.tolist()
             )

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from phasetrain.addons.vision.soft_targets import SoftTargets
 from phasetrain.engine.batch import Batch, StepOutput
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.models.digest import hash_model
 from phasetrain.models.sources import parse_sources
 from phasetrain.models.weights import load_pretrained
 from phasetrain.tasks.base import TASKS
-from phasetrain.tasks.misfits import raise_unless_misfit
 from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.shape_errors import raise_unless_shape_error
 from phasetrain.tasks.state import Stateful
 from phasetrain.tasks.supervised import Supervised
 
@@ -155,7 +155,7 @@ class Distillation(Supervised):
     def _soft_loss(self, teacher: Teacher, output: Any, batch: Batch) -> Tensor:
         try:
             soft_loss: Tensor = self.soft(output, teacher(batch.input))
-        except (*MISFITS, AttributeError) as error:
-            raise_unless_misfit(error)
+        except (*SHAPE_ERRORS, AttributeError) as error:
+            raise_unless_shape_error(error)
             raise ConfigError(f"{TEACHER} ({type(teacher.model).__name__}): {error}") from error
         return soft_loss

@@ -24,13 +24,13 @@ from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.engine.position import Position
-from phasetrain.errors import MISFITS, ConfigError, is_out_of_memory
+from phasetrain.errors import SHAPE_ERRORS, ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS, Task
-from phasetrain.tasks.misfits import describe_failed_forward, raise_unless_misfit
 from phasetrain.tasks.parts import Parts, StepEvents
+from phasetrain.tasks.shape_errors import describe_failed_forward, raise_unless_shape_error
 from phasetrain.tasks.state import Stateful
 from phasetrain.tasks.step_runner import GradientPass
 
@@ -170,8 +170,8 @@ class SelfSupervised(Task):
         try:
             embeddings = [_to_float32(embedding) for embedding in self.model(views)]
             targets = self._embed_with_teacher(views)
-        except (*MISFITS, AttributeError) as error:
-            raise_unless_misfit(error)
+        except (*SHAPE_ERRORS, AttributeError) as error:
+            raise_unless_shape_error(error)
             sentence = describe_failed_forward(self.parts.model, error, views, batch.ids.tolist())
             raise ConfigError(
                 f"{sentence}; a model of this task takes a list of views, such as the one that "
@@ -191,8 +191,8 @@ class SelfSupervised(Task):
             # of scores.
             with torch.autocast(self._device.type, enabled=False):
                 loss = self.loss(embeddings, targets)
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             raise ConfigError(
                 f"LOSS: {type(self.parts.loss).__name__} does not take embeddings "
                 f"{_shapes(embeddings)}: {error}"
@@ -355,7 +355,7 @@ def _check_meter(label: str, meter: Meter, device: torch.device) -> None:
     try:
         # A copy, so that the trial leaves no sample in the sums of the meter.
         deepcopy(meter).update(StepOutput(torch.zeros((), device=device), 2, 2, views, None))
-    except (*MISFITS, AttributeError) as error:
+    except (*SHAPE_ERRORS, AttributeError) as error:
         if is_out_of_memory(error):
             raise
         raise ConfigError(

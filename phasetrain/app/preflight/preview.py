@@ -14,7 +14,7 @@ from phasetrain.app.build_hooks import build_hooks
 from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.machine_load import format_expected
 from phasetrain.app.preflight.rehearsal import Rehearsal, prepare_parts
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.preflight.validate import list_unused, report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.addons import find_service
@@ -77,7 +77,7 @@ def preview(setup: Setup) -> dict[str, Any]:
     with report_all_problems(setup):
         builder = setup.builder()
         data = builder.data()
-        run_plan = RunPlan(
+        run_spec = RunSpec(
             setup,
             builder,
             data,
@@ -87,12 +87,12 @@ def preview(setup: Setup) -> dict[str, Any]:
             is_fresh=is_fresh,
             loads_weights=is_fresh,
         )
-        prepared = prepare_parts(run_plan, is_preview=True)
+        prepared = prepare_parts(run_spec, is_preview=True)
         build_hooks(setup)
-    content = describe_plan(run_plan, prepared.task.parts, prepared.rehearsal)
+    content = describe_plan(run_spec, prepared.task.parts, prepared.rehearsal)
     content["nondeterministic"] = None
     if prepared.rehearsal is not None:  # a plan without one reads no sample
-        content["nondeterministic"] = _find_nondeterministic(run_plan, prepared.task)
+        content["nondeterministic"] = _find_nondeterministic(run_spec, prepared.task)
     _show_plan(setup, content)
     # plan.json belongs to the run: `phasetrain.load` reads facts from it.
     if folder.has_run():
@@ -105,27 +105,27 @@ def preview(setup: Setup) -> dict[str, Any]:
     return content
 
 
-def _find_nondeterministic(run_plan: RunPlan, task: Task) -> dict[str, Any] | None:
+def _find_nondeterministic(run_spec: RunSpec, task: Task) -> dict[str, Any] | None:
     """Return the operators of the model without a deterministic kernel, and lines about them."""
     find_operators = find_service("find_operators")
     if find_operators is None:
         return None
-    with run_plan.machine.apply_settings():
+    with run_spec.machine.apply_settings():
         content: dict[str, Any] | None = find_operators(
             task,
-            run_plan.plan,
-            deterministic=run_plan.setup.config.MACHINE.deterministic,
+            run_spec.plan,
+            deterministic=run_spec.setup.config.MACHINE.deterministic,
         )
     return content
 
 
 def describe_plan(
-    run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None = None
+    run_spec: RunSpec, parts: Parts, rehearsal: Rehearsal | None = None
 ) -> dict[str, Any]:
     """Return the content of plan.json."""
-    setup = run_plan.setup
-    data = run_plan.data
-    plan = run_plan.plan
+    setup = run_spec.setup
+    data = run_spec.data
+    plan = run_spec.plan
     weights = list(parts.model.parameters())
     inspection: Inspection | None = None
     rehearsed: dict[str, Any] | None = None
@@ -153,7 +153,7 @@ def describe_plan(
             "batch_size": train.batch_size,
             "micro_batch_size": train.micro_batch_size,
             "accumulate": setup.config.OPTIMIZER.accumulate,
-            "micro_batches": _count_micro_batches(run_plan, parts),
+            "micro_batches": _count_micro_batches(run_spec, parts),
         },
         "data": {
             name: _describe_split(split, parts.loaders[name].settings.workers, setup.config.PHASES)
@@ -449,11 +449,11 @@ def _explain_waits(parts: Parts) -> Iterator[str]:
         )
 
 
-def _count_micro_batches(run_plan: RunPlan, parts: Parts) -> dict[str, Any] | None:
+def _count_micro_batches(run_spec: RunSpec, parts: Parts) -> dict[str, Any] | None:
     """Return the numbers of micro-batches of the first updates on this rank, if the order of the
     samples splits batches by their tokens; else None."""
-    phase = run_plan.plan.first_training
-    if phase is None or not splits_batches(run_plan.data[TRAIN].order):
+    phase = run_spec.plan.first_training
+    if phase is None or not splits_batches(run_spec.data[TRAIN].order):
         return None
     steps = islice(parts.loaders[TRAIN].sampler.steps(phase), min(phase.steps, COUNTED_UPDATES))
     counts = [len(draws) for draws in steps]

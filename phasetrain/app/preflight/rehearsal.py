@@ -22,7 +22,7 @@ from phasetrain.app.preflight.kernel_errors import (
     make_kernel_error,
 )
 from phasetrain.app.preflight.resume_proof import ResumeProof, count_steps, read_here
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.preflight.step_kinds import (
     StepKind,
     estimate_seconds,
@@ -153,44 +153,44 @@ class Prepared:
 
 
 def prepare_parts(
-    run_plan: RunPlan, *, is_preview: bool = False, is_usual: bool = True
+    run_spec: RunSpec, *, is_preview: bool = False, is_default_loop: bool = True
 ) -> Prepared:
     """Check and build the parts of a run, and rehearse it as RUN.rehearse asks for.
 
     Every rank has to call.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         is_preview: whether the run will not be trained.
-        is_usual: whether the task alone makes the steps of the run, without a custom loop
+        is_default_loop: whether the task alone makes the steps of the run, without a custom loop
             or hooks that change them; otherwise a short run is not rehearsed.
 
     Raises:
         ConfigError: a part cannot be built, a monitored metric is not measured, a resume would not
             be exact (code `resume.not_exact`), or the rehearsal failed; a note names the step.
     """
-    setup = run_plan.setup
-    plan = run_plan.plan
-    parts = _build_parts(run_plan)
+    setup = run_spec.setup
+    plan = run_spec.plan
+    parts = _build_parts(run_spec)
     build_seconds = sum(p.numel() for p in parts.model.parameters()) / WEIGHTS_PER_SECOND
     asked = setup.config.RUN.rehearse
     is_quick = False
     if asked == "auto":
-        asked = is_preview or (run_plan.is_fresh and _is_long(run_plan, parts))
+        asked = is_preview or (run_spec.is_fresh and _is_long(run_spec, parts))
         # Two more builds have to fit in. Of several ranks, one might run out of time alone.
         is_quick = (
             not asked
-            and run_plan.is_fresh
-            and is_usual
+            and run_spec.is_fresh
+            and is_default_loop
             and setup.world.is_single_process
             and 2 * build_seconds < QUICK_SECONDS
         )
     rehearses = bool((asked or is_quick) and plan.phases)
-    task = run_plan.builder.task(parts)
-    _check_parts(run_plan, task, reads=rehearses or not is_preview)
+    task = run_spec.builder.task(parts)
+    _check_parts(run_spec, task, reads=rehearses or not is_preview)
     if not rehearses:
         # The same task: a constructor that changes the model must not be called twice with it.
-        if run_plan.is_fresh and not is_preview:
+        if run_spec.is_fresh and not is_preview:
             _report_missed(setup, "nothing was rehearsed")
         return Prepared(task)
     del parts
@@ -198,12 +198,12 @@ def prepare_parts(
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
         if warn := find_service("warn_of_silent_mistakes"):
-            warn(run_plan, task)
+            warn(run_spec, task)
         if is_quick:
             rehearsal = None
-            proves = _rehearse_quickly(run_plan, task, 2 * build_seconds)
+            proves = _rehearse_quickly(run_spec, task, 2 * build_seconds)
         else:
-            rehearsal = rehearse(run_plan, task)
+            rehearsal = rehearse(run_spec, task)
             proves = not task.shards_weights
         inexact: dict[str, list[str]] = {}
         if proves:
@@ -211,7 +211,7 @@ def prepare_parts(
                 key.lower() for key, section in setup.config.DATA.items() if not section.exact
             ]
             proof = ResumeProof(plan, task, inexact=splits, is_small=is_quick)
-            inexact = _prove_resume(run_plan, proof, restore_variables)
+            inexact = _prove_resume(run_spec, proof, restore_variables)
         else:
             task.close()
     restore_variables()
@@ -220,11 +220,11 @@ def prepare_parts(
     del task
     if not is_quick:
         gc.collect()
-    if run_plan.machine.device.type == "cuda":
+    if run_spec.machine.device.type == "cuda":
         torch.cuda.empty_cache()
     if not proves:
         _report_missed(setup, "the resume was not rehearsed")
-    return Prepared(run_plan.builder.task(_build_parts(run_plan)), rehearsal, inexact)
+    return Prepared(run_spec.builder.task(_build_parts(run_spec)), rehearsal, inexact)
 
 
 def _report_missed(setup: Setup, what: str) -> None:
@@ -236,30 +236,30 @@ def _report_missed(setup: Setup, what: str) -> None:
         )
 
 
-def _build_parts(run_plan: RunPlan, *, loads: bool = True) -> Parts:
-    fresh = run_plan.loads_weights and loads
-    return run_plan.builder.parts(run_plan.data, run_plan.plan, fresh=fresh)
+def _build_parts(run_spec: RunSpec, *, loads: bool = True) -> Parts:
+    fresh = run_spec.loads_weights and loads
+    return run_spec.builder.parts(run_spec.data, run_spec.plan, fresh=fresh)
 
 
-def _rehearse_quickly(run_plan: RunPlan, task: Task, build_seconds: float) -> bool:
+def _rehearse_quickly(run_spec: RunSpec, task: Task, build_seconds: float) -> bool:
     """Run one batch of every split, and of other kinds of steps if there is time; return whether
     there is time for a proof.
 
     Raises:
         Exception: see `rehearse`.
     """
-    plan = run_plan.plan
+    plan = run_spec.plan
     kinds = list_step_kinds(plan, task)
     read_here(task)
     _slow_down(task)
     splits = set[str]()
     in_time = True
-    with run_plan.machine.apply_settings():
+    with run_spec.machine.apply_settings():
         for done, step_kind in enumerate(kinds, 1):
             if not in_time and step_kind.phase.split in splits:
                 continue
             splits.add(step_kind.phase.split)
-            row = _rehearse_kind(run_plan.setup, task, plan, step_kind)
+            row = _rehearse_kind(run_spec.setup, task, plan, step_kind)
             rest = len(kinds) - done + count_steps(plan)
             limit = _limit_seconds(plan, row.seconds)
             in_time = in_time and row.seconds * rest + build_seconds <= limit
@@ -273,7 +273,7 @@ def _limit_seconds(plan: Plan, step_seconds: float) -> float:
 
 
 def _prove_resume(
-    run_plan: RunPlan, proof: ResumeProof, restore_variables: Callable[[], None]
+    run_spec: RunSpec, proof: ResumeProof, restore_variables: Callable[[], None]
 ) -> dict[str, list[str]]:
     """Return the result of `ResumeProof.prove`, if RUN.exact accepts it.
 
@@ -283,42 +283,42 @@ def _prove_resume(
 
     def rebuild() -> Task:
         restore_variables()  # as in a new process
-        return run_plan.builder.task(_build_parts(run_plan, loads=False))
+        return run_spec.builder.task(_build_parts(run_spec, loads=False))
 
     try:
-        with run_plan.machine.apply_settings(), _name_step("a resume"):
+        with run_spec.machine.apply_settings(), _name_step("a resume"):
             problems = proof.prove(rebuild)
     except NumericsError as error:
         # With the learning rate of the middle of the run; the run itself warms up.
         log.debug("the resume is not proved: %s", error)
         return {}
-    if problems and run_plan.setup.config.RUN.exact:
+    if problems and run_spec.setup.config.RUN.exact:
         raise ConfigError(next(iter(problems)), code=NOT_EXACT)
     for line in problems:
         log.warning("%s", line)
     return problems
 
 
-def _is_long(run_plan: RunPlan, parts: Parts) -> bool:
-    seconds = estimate_seconds(run_plan.data, run_plan.plan, parts)
-    return run_plan.setup.world.broadcast(seconds > LONG_SECONDS)
+def _is_long(run_spec: RunSpec, parts: Parts) -> bool:
+    seconds = estimate_seconds(run_spec.data, run_spec.plan, parts)
+    return run_spec.setup.world.broadcast(seconds > LONG_SECONDS)
 
 
-def _check_parts(run_plan: RunPlan, task: Task, *, reads: bool) -> None:
+def _check_parts(run_spec: RunSpec, task: Task, *, reads: bool) -> None:
     """Check monitors, targets, samplers and free disk space; samples only if `reads`."""
-    setup = run_plan.setup
+    setup = run_spec.setup
     world = setup.world
-    check_monitors(setup, run_plan.plan, task.meters)
-    for line in (*list_inexact_splits(setup), *list_trained_splits(run_plan.data)):
+    check_monitors(setup, run_spec.plan, task.meters)
+    for line in (*list_inexact_splits(setup), *list_trained_splits(run_spec.data)):
         log.warning(line)
     if reads:
-        world.run_on_main(lambda: check_data(run_plan.data, task))
-    if run_plan.is_fresh:
-        world.run_on_main(lambda: check_orders(task, run_plan.plan))
-    world.run_on_main(lambda: check_room(setup, run_plan.folder, task.parts))
+        world.run_on_main(lambda: check_data(run_spec.data, task))
+    if run_spec.is_fresh:
+        world.run_on_main(lambda: check_orders(task, run_spec.plan))
+    world.run_on_main(lambda: check_room(setup, run_spec.folder, task.parts))
 
 
-def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
+def rehearse(run_spec: RunSpec, task: Task) -> Rehearsal:
     """Run the steps, the save and the restore with a task; every rank has to call.
 
     Raises:
@@ -329,9 +329,9 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
     from phasetrain.app.preflight.save_rehearsal import save_and_restore
 
     began = time.perf_counter()
-    setup = run_plan.setup
-    plan = run_plan.plan
-    machine = run_plan.machine
+    setup = run_spec.setup
+    plan = run_spec.plan
+    machine = run_spec.machine
     log.info("rehearsal: one batch of every kind of phase, a save and a restore")
     if machine.device.type == "cuda":
         # the peak until now is of building the parts, not of the steps
@@ -348,7 +348,7 @@ def rehearse(run_plan: RunPlan, task: Task) -> Rehearsal:
         ]
         with _name_step("a save and a restore"):
             trip = save_and_restore(
-                task, plan, run_plan.folder, lambda: _update_once(task, plan, trained)
+                task, plan, run_spec.folder, lambda: _update_once(task, plan, trained)
             )
     spent = {
         "rehearsal": time.perf_counter() - began,

@@ -19,7 +19,7 @@ from phasetrain.config.addons import require_service
 from phasetrain.config.objects import PREFIX, GivenObject, GivenObjects
 from phasetrain.config.schema import matches
 from phasetrain.config.sections.keys import join_path
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 from phasetrain.errors import ConfigError
 from phasetrain.meters import Meter
 from phasetrain.models.digest import hash_state
@@ -79,7 +79,7 @@ class ObjectNamer:
             return [self._convert(item, below) for item in value]
         return value  # no part belongs here: if it is not a plain value, the error names the key
 
-    def name_part(self, value: Any, slot: Slot, key: str) -> str:
+    def name_part(self, value: Any, slot: PartLocation, key: str) -> str:
         """Return the name of a class, a function or an object that is given for a part.
 
         Raises:
@@ -186,6 +186,6 @@ def _identify_code(code: CodeType) -> str:
     return f"{code.co_code.hex()} {constants} {code.co_names}"
 
 
-def _find_slot(path: str) -> Slot | None:
+def _find_slot(path: str) -> PartLocation | None:
     """Return the first slot at this path; a list of parts ends with `[]`."""
     return next((slot for slot in list_slots() if matches(path, slot.path)), None)

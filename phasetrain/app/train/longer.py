@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.config.changes import Change
@@ -49,16 +49,16 @@ def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
     )
 
 
-def list_changed_facts(run_plan: RunPlan, loaded: LoadedCheckpoint, parts: Parts) -> list[str]:
+def list_changed_facts(run_spec: RunSpec, loaded: LoadedCheckpoint, parts: Parts) -> list[str]:
     """Return a line for each part that was built with a fact of the plan that has changed.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         loaded: the checkpoint that it resumes from.
         parts: its parts.
     """
-    plans = decode_plan(loaded.promised["plan"]), run_plan.plan
-    before, now = (run_plan.builder.facts(run_plan.data, plan) for plan in plans)
+    plans = decode_plan(loaded.promised["plan"]), run_spec.plan
+    before, now = (run_spec.builder.facts(run_spec.data, plan) for plan in plans)
     return [
         f"{key} is {value} from here on, and was built for {name} = {before[name]} until the "
         "checkpoint: the length of the run has changed"

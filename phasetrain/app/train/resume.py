@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from phasetrain import __version__
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.leftovers import remove_unknown_keys, warn_of_unknown_keys
 from phasetrain.app.train.longer import LENGTH_KEYS, warn_before_longer
@@ -78,7 +78,7 @@ PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
 
 
 def build_promise(
-    run_plan: RunPlan,
+    run_spec: RunSpec,
     deviations: Sequence[Mapping[str, Any]] = (),
     objects: Mapping[str, Any] = MappingProxyType({}),
     excluded: ExcludedTensors | None = None,
@@ -86,21 +86,21 @@ def build_promise(
     """Return the JSON data that a checkpoint keeps for later attempts to compare with.
 
     Args:
-        run_plan: the run.
+        run_spec: the run.
         deviations: see `list_deviations`.
         objects: see `phasetrain.app.train.given_objects.describe_objects`.
         excluded: tensors of the model that checkpoints leave out.
     """
-    setup = run_plan.setup
+    setup = run_spec.setup
     return {
         # Checkpoints are shared, and config.yaml has what a resume needs.
         "config": Redaction({}).redact_config(setup.asked),
-        "plan": encode_plan(run_plan.plan),
-        "data": {name: split.fingerprint() for name, split in run_plan.data.items()},
-        "first_samples": {name: split.digest_first() for name, split in run_plan.data.items()},
-        "environment": describe_environment(setup, run_plan.machine),
+        "plan": encode_plan(run_spec.plan),
+        "data": {name: split.fingerprint() for name, split in run_spec.data.items()},
+        "first_samples": {name: split.digest_first() for name, split in run_spec.data.items()},
+        "environment": describe_environment(setup, run_spec.machine),
         "packages": list_packages(),
-        "platform": describe_platform(run_plan.machine.device.type),
+        "platform": describe_platform(run_spec.machine.device.type),
         "code": hash_sources(setup),
         "whole_epochs": True,  # missing in versions that counted a short batch as less than one
         "observers": list(list_observers(setup.asked)),

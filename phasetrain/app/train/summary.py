@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
 from phasetrain.app.train.longer import LOW_LR
 from phasetrain.app.train.run_documents import format_resume
@@ -33,19 +33,19 @@ PARTS = 4
 """Maximum number of parts of a timeline to print."""
 
 
-def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = "") -> Pairs:
+def first_lines(run_spec: RunSpec, model: torch.nn.Module, *, estimate: str = "") -> Pairs:
     """Return the lines before the first step: run, device, data, model and plan.
 
     Args:
-        run_plan: the run, whose folder is open.
+        run_spec: the run, whose folder is open.
         model: the model to train.
         estimate: expected duration of the run as text, if known.
     """
-    config = run_plan.setup.config
-    world = run_plan.setup.world
-    machine = run_plan.machine
-    plan = run_plan.plan
-    folder = run_plan.folder
+    config = run_spec.setup.config
+    world = run_spec.setup.world
+    machine = run_spec.machine
+    plan = run_spec.plan
+    folder = run_spec.folder
     threads = machine.threads or torch.get_num_threads()
     size = format_count(world.size, "process")
     if not world.is_single_process:
@@ -59,7 +59,7 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     parameters = f"{total:,} parameters"
     if trained != total:
         parameters += f", {trained:,} of them trained"
-    has_windows = any(split.windows for split in run_plan.data.values())
+    has_windows = any(split.windows for split in run_spec.data.values())
     passes = format_count(plan.epochs, "window" if has_windows else "epoch")
     length = f"{passes}, {format_count(plan.updates, 'update')}"
     length += f": {format_timeline(plan)}"
@@ -69,9 +69,9 @@ def first_lines(run_plan: RunPlan, model: torch.nn.Module, *, estimate: str = ""
     return [
         ("run", f"{run}; the same command resumes it"),
         ("device", f"{', '.join(device)}, seed {config.RUN.seed}"),
-        ("data", _describe_data(run_plan)),
+        ("data", _describe_data(run_spec)),
         ("model", f"{display_name(config.MODEL.name)}, {parameters}"),
-        *_list_assumed(run_plan.setup),
+        *_list_assumed(run_spec.setup),
         ("plan", length),
     ]
 
@@ -166,10 +166,10 @@ def _format_unit(phases: PhaseTable, repeats: int) -> str:
     return f"{repeats} x ({inside})" if repeats > 1 else inside
 
 
-def _describe_data(run_plan: RunPlan) -> str:
+def _describe_data(run_spec: RunSpec) -> str:
     """Return the dataset and number of samples of each split; a dataset that all splits share is
     named once."""
-    splits = run_plan.data
+    splits = run_spec.data
     names = {display_name(split.section.dataset) for split in splits.values()}
     if len(names) == 1:
         sizes = ", ".join(f"{name} {_format_length(split)}" for name, split in splits.items())
@@ -183,7 +183,7 @@ def _describe_data(run_plan: RunPlan) -> str:
         text += ", no test split (DATA.TEST is not set)"
     if TRAIN not in splits:
         return text
-    batch_size = run_plan.setup.config.DATA.TRAIN.batch_size
+    batch_size = run_spec.setup.config.DATA.TRAIN.batch_size
     text += f", {batch_size:,} per update"
     context = splits[TRAIN].facts.get("context")
     if isinstance(context, int):
@@ -191,7 +191,7 @@ def _describe_data(run_plan: RunPlan) -> str:
     train = splits[TRAIN]
     if _count_samples(train) != train.length < ENDLESS:
         text += f", {train.length:,} per epoch"
-    left_out = count_left_out(train, run_plan.setup.config.PHASES)
+    left_out = count_left_out(train, run_spec.setup.config.PHASES)
     if left_out:
         # short, so that the header of the default run has one line for it on 80 columns
         most = "at most " if splits[TRAIN].stages else ""

@@ -28,8 +28,8 @@ from phasetrain.engine.loop import PhaseEngine
 from phasetrain.errors import ConfigError, FolderInUseError, NumericsError, PhasetrainError
 from phasetrain.hooks import Hook
 from phasetrain.models.digest import hash_state
+from phasetrain.runs.archive_run import archive_run, unlock_kept
 from phasetrain.runs.folder import RunFolder, describe_store
-from phasetrain.runs.set_aside import set_aside, unlock_kept
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.format import format_count
 from phasetrain.runtime.signals import (
@@ -155,7 +155,7 @@ def _open_run(
             code="resume.not_allowed",
         )
     if is_restart_due(setup, folder, checkpointer, data):
-        log.info("%s is kept as %s: the run starts over", folder.path, set_aside(folder))
+        log.info("%s is kept as %s: the run starts over", folder.path, archive_run(folder))
     elif setup.config.RUN.resume == "restart":
         unlock_kept(folder)
     # Without the lock, so that a finished run can be asked for in a read-only folder.

@@ -15,7 +15,7 @@ from phasetrain.app.preflight.kernel_errors import explain_missing_kernels
 from phasetrain.app.preflight.machine_load import format_expected
 from phasetrain.app.preflight.preview import describe_plan
 from phasetrain.app.preflight.rehearsal import Rehearsal, prepare_parts
-from phasetrain.app.preflight.run_plan import RunPlan
+from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.preflight.validate import list_inexact_splits, report_all_problems
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, describe_dropped
@@ -133,13 +133,13 @@ class Training:
             acting = {label: hook for label, hook in extra.items() if not hook.observe_only}
             deviations += list_python_extras(acting, None if loop is PhaseEngine.run else loop)
             deviations += list_inexact_splits(setup)
-            run_plan, state = self._plan_run(loaded, deviations)
+            run_spec, state = self._plan_run(loaded, deviations)
             self.folder.status_file.collect = lambda: self.attempt.facts(state)
             self._position = lambda: (state.phase, state.step)
             self._first_position = self._position()
             own = build_hooks(setup)
-            is_usual = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
-            prepared = prepare_parts(run_plan, is_usual=is_usual)
+            is_default_loop = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
+            prepared = prepare_parts(run_spec, is_default_loop=is_default_loop)
         self.is_prepared = True
         task, rehearsal = prepared.task, prepared.rehearsal
         self.deviations = add_lost(self.deviations, state.updates, prepared.inexact)
@@ -147,13 +147,13 @@ class Training:
         if loaded is None and source is not None and task.parts.updater is not None:
             load = require_service("load_optimizer_state", "optimizers", "OPTIMIZER.state_from")
             self._optimizer_state = load(task, source, setup.config.OPTIMIZER.name)
-        world.run_on_main(lambda: self._write_plan(run_plan, task.parts, rehearsal, state))
-        self._print_start(run_plan, task, state, loaded, rehearsal)
+        world.run_on_main(lambda: self._write_plan(run_spec, task.parts, rehearsal, state))
+        self._print_start(run_spec, task, state, loaded, rehearsal)
         save = CheckpointHook(
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            build_promise(run_plan, self.deviations, objects, task.parts.excluded),
+            build_promise(run_spec, self.deviations, objects, task.parts.excluded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
             watch=StateWatch(
@@ -168,7 +168,7 @@ class Training:
         hooks = merge_hooks(merge_hooks({"checkpoint": save, "latest": latest}, own), extra)
         engine = PhaseEngine(
             task,
-            run_plan.plan,
+            run_spec.plan,
             state,
             Hooks(hooks, world),
             folder=self.folder,
@@ -189,7 +189,7 @@ class Training:
                 loader.stop_asked = partial(self._name_stop, engine)
             is_reading = self.signals.reads
             self.signals.reads = lambda frame: not engine.is_phase_begun and is_reading(frame)
-        self._run_loop(run_plan, engine, loop, save)
+        self._run_loop(run_spec, engine, loop, save)
         return self._finish(engine, latest.metrics, save)
 
     def _name_stop(self, engine: PhaseEngine) -> str:
@@ -198,19 +198,19 @@ class Training:
         return ""
 
     def _run_loop(
-        self, run_plan: RunPlan, engine: PhaseEngine, loop: Loop, save: CheckpointHook
+        self, run_spec: RunSpec, engine: PhaseEngine, loop: Loop, save: CheckpointHook
     ) -> None:
         world = self.setup.world
         updates = engine.state.updates
-        trained = run_plan.plan.first_training
+        trained = run_spec.plan.first_training
         try:
-            with run_plan.machine.apply_settings():
+            with run_spec.machine.apply_settings():
                 # DistributedDataParallel rebuilds its buckets after its first backward pass, with
                 # another order of additions: without discarded passes a resume has other bits.
                 if trained is not None:
                     warm_up(engine.task, trained)
                 if not self._is_stopped_before_first_step():
-                    with explain_missing_kernels(engine.task, run_plan.plan), closing(engine):
+                    with explain_missing_kernels(engine.task, run_spec.plan), closing(engine):
                         loop(engine)
         finally:
             # With several ranks the cause of a failure is printed first, without these lines.
@@ -270,7 +270,7 @@ class Training:
 
     def _plan_run(
         self, loaded: LoadedCheckpoint | None, given: Sequence[str]
-    ) -> tuple[RunPlan, RunState]:
+    ) -> tuple[RunSpec, RunState]:
         """Return plan and position, fresh or from a checkpoint.
 
         Args:
@@ -304,7 +304,7 @@ class Training:
         self.deviations = list_deviations(loaded, state.updates, given, changed)
         is_fresh = loaded is None
         excludes = bool(setup.config.CHECKPOINT.exclude or excluded_digests(loaded))
-        run_plan = RunPlan(
+        run_spec = RunSpec(
             setup,
             self.builder,
             self.data,
@@ -314,16 +314,16 @@ class Training:
             is_fresh=is_fresh,
             loads_weights=is_fresh or excludes,
         )
-        return run_plan, state
+        return run_spec, state
 
     def _write_plan(
-        self, run_plan: RunPlan, parts: Parts, rehearsal: Rehearsal | None, state: RunState
+        self, run_spec: RunSpec, parts: Parts, rehearsal: Rehearsal | None, state: RunState
     ) -> None:
         """Write plan.json and the other documents, and warn of values without effect."""
         folder = self.folder
         with folder.writing():
             write_documents(self.setup, folder, self.deviations)
-            content = describe_plan(run_plan, parts, rehearsal)
+            content = describe_plan(run_spec, parts, rehearsal)
             path = folder.file("plan.json")
             before = folder.storage.read_json(path) or {}
             if parts.weights is None:
@@ -341,7 +341,7 @@ class Training:
 
     def _print_start(
         self,
-        run_plan: RunPlan,
+        run_spec: RunSpec,
         task: Task,
         state: RunState,
         loaded: LoadedCheckpoint | None,
@@ -351,24 +351,24 @@ class Training:
         expected = ""
         if rehearsal is not None:
             expected = format_expected(rehearsal.time["expected"], rehearsal.load)
-        setup.terminal.print_pairs(first_lines(run_plan, task.model, estimate=expected))
+        setup.terminal.print_pairs(first_lines(run_spec, task.model, estimate=expected))
         for line in (*setup.dropped, *setup.derived):
             log.debug(line)
-        for line in (describe_dropped(setup), run_plan.machine.slow_precision()):
+        for line in (describe_dropped(setup), run_spec.machine.slow_precision()):
             if line:
                 log.info(line)
         if loaded is not None:
-            at = f"update {state.updates} of {run_plan.plan.updates}"
+            at = f"update {state.updates} of {run_spec.plan.updates}"
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
-            plan = run_plan.plan
+            plan = run_spec.plan
             warning = warn_of_low_lr(plan, state, _remaining_lr(task, plan.where(state)))
-            for line in filter(None, (warning, *list_changed_facts(run_plan, loaded, task.parts))):
+            for line in filter(None, (warning, *list_changed_facts(run_spec, loaded, task.parts))):
                 log.warning(line)
         elif self.attempt.before.attempt:
             number = self.attempt.before.attempt
             line = f"attempt {number} left no checkpoint: starting from update 0"
             setup.terminal.print_pairs([("resume", line)])
-        if not run_plan.plan.phases:
+        if not run_spec.plan.phases:
             log.info("PHASES asks for no training: there is nothing to do")
 
     def _record_inexact(self, lines: Mapping[str, list[str]], updates: int) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phasetrain.config.registry import Registry
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import MISFITS, ConfigError, is_out_of_memory
+from phasetrain.errors import SHAPE_ERRORS, ConfigError, is_out_of_memory
 from phasetrain.runtime.machine import mix_seed
 
 
@@ -61,7 +61,7 @@ class PairPipeline:
             random = np.random.Generator(np.random.Philox(key=mix_seed(seed, number)))
             try:
                 batch = transform(batch, random)
-            except MISFITS as error:
+            except SHAPE_ERRORS as error:
                 if is_out_of_memory(error):
                     raise
                 name = type(transform).__name__

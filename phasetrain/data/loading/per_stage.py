@@ -9,7 +9,7 @@ from phasetrain.data.bad_samples import OnBadSample
 from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.excluded import ExcludedSamples
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
@@ -70,7 +70,7 @@ class PerStageSampler:
         """The samples that are left out of their batches, the same in every stage."""
         return self.samplers[0].excluded
 
-    def find_pass(self, phase: Phase) -> Pass:
+    def find_pass(self, phase: Phase) -> EpochOrder:
         """Return the indices of the epoch of a phase."""
         return self.samplers[phase.stage].find_pass(phase)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import (
-    SHOWN,
+    MAX_LISTED,
     BadPairs,
     BatchError,
     OnBadSample,
@@ -32,7 +32,7 @@ from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Keys, Pipeline
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import MISFITS, is_out_of_memory
+from phasetrain.errors import SHAPE_ERRORS, is_out_of_memory
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import (
     GLOBAL_GENERATORS,
@@ -137,7 +137,7 @@ class SampleReader(Dataset[Batch]):
                 samples do not form a batch.
         """
         if not draw.counts:
-            return self[draw._replace(counts=True)].as_stand_in()
+            return self[draw._replace(counts=True)].as_padding()
         if not self._whole:
             return self._read_batch(draw)
         ids = torch.from_numpy(draw.indices)
@@ -148,10 +148,12 @@ class SampleReader(Dataset[Batch]):
                 inputs = self.pipeline(inputs, keys)
                 if self.pipeline.makes_targets:
                     targets = torch.tensor(self.pipeline.make_targets(keys))
-        except MISFITS as error:
+        except SHAPE_ERRORS as error:
             if is_out_of_memory(error):
                 raise
-            raise BatchError(_describe_misfit(draw.split, draw.indices.tolist(), error)) from error
+            raise BatchError(
+                _describe_shape_error(draw.split, draw.indices.tolist(), error)
+            ) from error
         if not self._given and not self.pipeline.makes_targets:
             targets = self.selection.select_targets(targets, ids)
         return Batch(inputs, targets, ids, len(draw.indices))
@@ -163,7 +165,7 @@ class SampleReader(Dataset[Batch]):
             SampleError: no substitute can be read either.
         """
         # Even if bad samples are dropped, because the forward pass of this rank needs real inputs.
-        return self.with_policy("substitute")[draw._replace(counts=True)].as_stand_in()
+        return self.with_policy("substitute")[draw._replace(counts=True)].as_padding()
 
     def read_samples(
         self, draw: Draw, generators: Collection[str] = GLOBAL_GENERATORS
@@ -226,7 +228,7 @@ class SampleReader(Dataset[Batch]):
             if is_out_of_memory(error):
                 raise
             advised = _advise_size(error, self.dataset, self.selection.where)
-            raise BatchError(_describe_misfit(draw.split, ids.tolist(), advised)) from error
+            raise BatchError(_describe_shape_error(draw.split, ids.tolist(), advised)) from error
         return Batch(inputs, targets, ids, len(samples), bad=bad, position=self._save_position())
 
     def _save_position(self) -> Any:
@@ -343,9 +345,9 @@ def _advise_size(error: Exception, dataset: Any, where: str) -> Exception:
     return UnequalShapesError(error.difference, f"set {where}.size=..., or ")
 
 
-def _describe_misfit(split: str, indices: Sequence[int], error: Exception) -> str:
+def _describe_shape_error(split: str, indices: Sequence[int], error: Exception) -> str:
     prefix = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return (
-        f"DATA.{split.upper()}: samples {join_first(indices, SHOWN)} do not form a batch: "
+        f"DATA.{split.upper()}: samples {join_first(indices, MAX_LISTED)} do not form a batch: "
         f"{prefix}{error}"
     )

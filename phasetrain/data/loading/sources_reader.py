@@ -78,7 +78,7 @@ class SourcesReader(Dataset[Batch]):
 
     def padding(self, draw: Draw) -> Batch:
         """Return a fully masked batch."""
-        return self[draw._replace(counts=True)].as_stand_in()
+        return self[draw._replace(counts=True)].as_padding()
 
     def _read_source(self, draw: Draw, label: str, reader: SampleReader, indices: Indices) -> Batch:
         """Return the samples of a source at some indices of it."""

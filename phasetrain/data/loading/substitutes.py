@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from phasetrain.data.bad_samples import (
-    SHOWN,
+    MAX_LISTED,
     BadPairs,
     SampleError,
     Unreadable,
@@ -112,7 +112,7 @@ class BadSampleReplacer:
         raise SampleError(
             f"{where}.on_bad_sample = 'substitute': sample {index} cannot be read, nor can up to "
             f"{SUBSTITUTES} substitutes; the last ones: "
-            f"{format_samples(list(bad.items())[-SHOWN:])}; fix the data, or set "
+            f"{format_samples(list(bad.items())[-MAX_LISTED:])}; fix the data, or set "
             f"{where}.on_bad_sample=drop",
             code="data.no_substitute",
         )

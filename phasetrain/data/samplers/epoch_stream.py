@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import KEPT, Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import LARGEST_TABLE
 from phasetrain.data.transforms.base import GOLDEN, Keys, mix64
@@ -34,7 +34,7 @@ class EpochStream:
         self._length = length
         self._seed = seed
         self._group = 1 if length > TABLE else -(-TABLE // length)
-        self._tables: dict[int, Pass] = {}
+        self._tables: dict[int, EpochOrder] = {}
 
     def __getitem__(self, draws: slice) -> Indices:
         """Return the numbers of the draws from `start` to `stop`, int64 `(stop - start,)`."""
@@ -50,7 +50,7 @@ class EpochStream:
             return np.concatenate(parts)
         return np.empty(0, dtype=np.int64)
 
-    def _get_table(self, number: int) -> Pass:
+    def _get_table(self, number: int) -> EpochOrder:
         if number not in self._tables:
             if len(self._tables) == KEPT:
                 # Streams are read forward, so the oldest table is not needed any more.
@@ -58,7 +58,7 @@ class EpochStream:
             self._tables[number] = self._make_table(number)
         return self._tables[number]
 
-    def _make_table(self, number: int) -> Pass:
+    def _make_table(self, number: int) -> EpochOrder:
         if self._length > LARGEST_TABLE:
             return Permutation(self._length, seed_of(self._seed, "pass", number))
         # Arrays of uint64 wrap around modulo 2**64, as the hash requires; NumPy scalars would warn.

@@ -14,7 +14,7 @@ from phasetrain.runtime.format import join_first
 HEADER = "# dataset: "
 """Begin of the line of a file of ids that names the fingerprint of their dataset."""
 
-SHOWN = 5  # maximum number of ids in an error
+MAX_LISTED = 5  # maximum number of ids in an error
 
 Given = str | Sequence[int | str]
 """A file of ids, or a list of ids and of such files."""
@@ -86,15 +86,15 @@ def read_excluded(given: Given, where: str, total: int, fingerprint: str) -> Exc
     outside = [sample_id for sample_id in ids if not 0 <= sample_id < total]
     if outside:
         raise ConfigError(
-            f"{where} = {join_first(outside, SHOWN)}: the dataset has {total} samples; expected "
-            f"ids from 0 to {total - 1}",
+            f"{where} = {join_first(outside, MAX_LISTED)}: the dataset has {total} samples; "
+            f"expected ids from 0 to {total - 1}",
             code="data.unknown_id",
         )
     unique, counts = np.unique(np.array(ids, dtype=np.int64), return_counts=True)
     if len(unique) < len(ids):
         twice = unique[counts > 1].tolist()
         raise ConfigError(
-            f"{where}: {join_first(twice, SHOWN)} is given more than once; give each id once",
+            f"{where}: {join_first(twice, MAX_LISTED)} is given more than once; give each id once",
             code="data.duplicate_id",
         )
     if len(unique) == total:

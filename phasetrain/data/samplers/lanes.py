@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
 from phasetrain.runtime.format import join_first
@@ -76,7 +76,7 @@ class LaneOrder:
         self._lanes = lanes
         self._shuffle = shuffle
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int) -> EpochOrder:
         """Return the indices of an epoch, computed on access; memory is proportional to the number
         of shards."""
         if length != self._lengths.sum():

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder, make_shuffled
 from phasetrain.data.samplers.source import SampleSource
@@ -96,7 +96,7 @@ class LengthBuckets:
                 longest = length
         return sizes
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int) -> EpochOrder:
         """Return the indices of one epoch."""
         order = make_shuffled()(length, seed)
 

@@ -10,7 +10,7 @@ BLOCK = 2**18
 """Positions that a search computes together."""
 
 
-class Pass(Protocol):
+class EpochOrder(Protocol):
     """The indices of one epoch: an int64 array, or an object that computes any slice on access."""
 
     def __len__(self) -> int:
@@ -22,7 +22,7 @@ class Pass(Protocol):
         ...
 
 
-def find_positions(found: Pass, indices: Indices) -> Indices:
+def find_positions(found: EpochOrder, indices: Indices) -> Indices:
     """Return all positions of some samples in a pass, ascending, int64.
 
     A pass that can be inverted takes constant time per sample: its method `find(indices)` returns

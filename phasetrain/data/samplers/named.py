@@ -9,7 +9,7 @@ from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.data.samplers.epoch_stream import EpochStream, draw_uniform
 from phasetrain.data.samplers.length_buckets import read_numbers
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
 from phasetrain.data.samplers.source import SampleSource
@@ -42,7 +42,7 @@ class DrawOrder:
             return self._times * length
         return self._samples
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int) -> EpochOrder:
         """Return the indices of one epoch, computed on access."""
         return ChunkedPass(self.samples(length), self._make_draws(length, seed))
 

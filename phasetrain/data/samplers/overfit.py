@@ -1,6 +1,6 @@
 """Overfit a few batches: checks whether a model and its loss can learn at all (PHASES.overfit)."""
 
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.phase_sampler import SampleOrder, draw_pass, pass_length
 
 
@@ -22,6 +22,6 @@ class OverfitOrder:
         """Return the number of samples per epoch."""
         return min(self._samples, pass_length(self._order, length))
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int) -> EpochOrder:
         """Return the same indices for every seed, int64."""
         return draw_pass(self._order, length, self._seed, 0)[: self.samples(length)]

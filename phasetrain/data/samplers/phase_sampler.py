@@ -11,7 +11,7 @@ import numpy as np
 
 from phasetrain.config.registry import Registry, parameters
 from phasetrain.data.samplers.excluded import ExcludedSamples
-from phasetrain.data.samplers.locate import Pass, find_positions
+from phasetrain.data.samplers.locate import EpochOrder, find_positions
 from phasetrain.data.samplers.permutation import Identity, Indices, Permutation
 from phasetrain.distributed import World
 from phasetrain.engine.plan import Phase
@@ -31,7 +31,7 @@ class SampleOrder(Protocol):
     cannot continue with another one, has an attribute `batch_size`.
     """
 
-    def __call__(self, length: int, seed: int) -> Pass:
+    def __call__(self, length: int, seed: int) -> EpochOrder:
         """Return the indices of one epoch, `length` of them, as a pure function of the arguments.
 
         For datasets so large that an epoch should not be computed before the first step, return an
@@ -82,7 +82,7 @@ def pass_length(order: SampleOrder, length: int) -> int:
     return length if count_samples is None else count_samples(length)
 
 
-def draw_pass(order: SampleOrder, length: int, seed: int, epoch: int) -> Pass:
+def draw_pass(order: SampleOrder, length: int, seed: int, epoch: int) -> EpochOrder:
     """Return the indices of one epoch; an order that has a parameter `epoch` gets its number.
 
     Args:
@@ -92,7 +92,7 @@ def draw_pass(order: SampleOrder, length: int, seed: int, epoch: int) -> Pass:
         epoch: number of the epoch in the run, from 0; a test has the number of the epoch before it.
     """
     # The extra parameter is a choice of the user's function, which no protocol can declare.
-    draw: Callable[..., Pass] = order
+    draw: Callable[..., EpochOrder] = order
     if "epoch" in parameters(order):
         draw = partial(draw, epoch=epoch)
     return draw(length, seed)
@@ -109,7 +109,7 @@ def make_shuffled() -> SampleOrder:
     `phasetrain.data.samplers.permutation.Permutation`.
     """
 
-    def make_pass(length: int, seed: int) -> Pass:
+    def make_pass(length: int, seed: int) -> EpochOrder:
         if length > LARGEST_TABLE:
             return Permutation(length, seed)
         return (
@@ -125,7 +125,7 @@ def make_shuffled() -> SampleOrder:
 def make_sequential() -> SampleOrder:
     """The order of the dataset itself."""
 
-    def make_pass(length: int, seed: int) -> Pass:
+    def make_pass(length: int, seed: int) -> EpochOrder:
         return Identity(length)
 
     return make_pass
@@ -146,7 +146,7 @@ class ConsecutivePasses:
         """Return the number of samples per epoch."""
         return self._count
 
-    def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
+    def __call__(self, length: int, seed: int, epoch: int = 0) -> EpochOrder:
         """Return the indices of an epoch."""
         begin = epoch * self._count
         return MappedPass(
@@ -222,7 +222,7 @@ class PhaseSampler:
         self._seed = seed
         self._micro = micro_batch_size
         self._world = world
-        self._pass: tuple[tuple[str, int], Pass] | None = None
+        self._pass: tuple[tuple[str, int], EpochOrder] | None = None
 
     @property
     def in_step(self) -> bool:
@@ -267,7 +267,7 @@ class PhaseSampler:
                 draws = self._remove_excluded(draws, first, indices[first : first + samples])
             yield draws
 
-    def find_pass(self, phase: Phase) -> Pass:
+    def find_pass(self, phase: Phase) -> EpochOrder:
         """Return the indices of the epoch of a phase."""
         return self._get_pass(phase)
 
@@ -309,7 +309,7 @@ class PhaseSampler:
         return min(begin, first + samples), min(end, first + samples)
 
     def _make_padding(
-        self, phase: Phase, first: int, samples: int, made: int, indices: Pass
+        self, phase: Phase, first: int, samples: int, made: int, indices: EpochOrder
     ) -> list[Draw]:
         """Return the draws that this rank lacks: all ranks run the same number of forward passes,
         because each pass may contain collectives."""
@@ -334,7 +334,7 @@ class PhaseSampler:
             most - made
         )
 
-    def _get_pass(self, phase: Phase) -> Pass:
+    def _get_pass(self, phase: Phase) -> EpochOrder:
         key = (phase.data, phase.epoch)
         if self._pass is None or self._pass[0] != key:
             length, begin = self._find_window(phase.epoch)
@@ -362,7 +362,7 @@ class PhaseSampler:
         return end - begin, begin
 
 
-def _check_pass(where: str, found: Any, count: int, *, below: int) -> Pass:
+def _check_pass(where: str, found: Any, count: int, *, below: int) -> EpochOrder:
     """Return a pass with checked indices: an array is checked now, anything else on access."""
     if isinstance(found, np.ndarray):
         _check_indices(where, "a pass", found, count, below=below)
@@ -409,7 +409,7 @@ class MappedPass:
 
     def __init__(
         self,
-        indices: Pass,
+        indices: EpochOrder,
         replace: Callable[[Indices], Indices],
         restore: Callable[[Indices], Indices],
     ) -> None:
@@ -430,7 +430,7 @@ class MappedPass:
 
 
 class _CheckedPass:
-    def __init__(self, where: str, indices: Pass, below: int) -> None:
+    def __init__(self, where: str, indices: EpochOrder, below: int) -> None:
         self._where = where
         self._indices = indices
         self._length = len(indices)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import (
     MappedPass,
@@ -269,7 +269,7 @@ class SubsetOrder:
         """Return the number of samples per epoch."""
         return pass_length(self._order, len(self._chosen))
 
-    def __call__(self, length: int, seed: int, epoch: int = 0) -> Pass:
+    def __call__(self, length: int, seed: int, epoch: int = 0) -> EpochOrder:
         """Return the indices of an epoch."""
         epoch_order = draw_pass(self._order, len(self._chosen), seed, epoch)
         return MappedPass(epoch_order, self._chosen.__getitem__, self._find_numbers)

@@ -26,7 +26,7 @@ from phasetrain.runtime.format import (
     format_metric,
 )
 from phasetrain.runtime.live_view import Bar, View
-from phasetrain.runtime.terminal import SHOWN, Terminal
+from phasetrain.runtime.terminal import SCREEN_LOG, Terminal
 
 ESTIMATE_AFTER = 10.0
 """Seconds of timed training before the remaining time is printed, if it is at least as long: a line
@@ -207,7 +207,7 @@ class ConsoleView(Hook):
             epoch = f"epoch {format_epoch(phase, run.plan.epochs)}"
             facts = "  ".join((epoch, *self._format_facts(run, phase)))
             left = format_remaining(self._eta, run.state.step)[1]
-            SHOWN.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
+            SCREEN_LOG.info("update %d/%d  %s", run.state.updates, run.plan.updates, facts)
             self.terminal.print_line(
                 f"update {run.state.updates}/{run.plan.updates}  {facts}{left and f'  {left} left'}"
             )

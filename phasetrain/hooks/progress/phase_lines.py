@@ -11,7 +11,7 @@ from typing import Any
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.runs.direction import Direction
 from phasetrain.runtime.format import format_duration, format_metric
-from phasetrain.runtime.terminal import SHOWN, Terminal
+from phasetrain.runtime.terminal import SCREEN_LOG, Terminal
 
 ALL_LINES = 20
 """Number of train phases that are printed in any case."""
@@ -71,7 +71,7 @@ class PhaseLines:
         scores = "".join(f"{name} {value:.4f}  " for name, value in metrics.items())
         epoch = f"epoch {format_epoch(phase, self.epochs)}"
         text = f"{epoch}  {phase.split:<5}  {scores}({format_duration(seconds)})"
-        SHOWN.info(text)
+        SCREEN_LOG.info(text)
         if self.terminal.verbosity == "verbose":
             self.terminal.print_line(text)
             return

@@ -24,7 +24,7 @@ from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.runtime.name_patterns import match_names
 
-Withheld = bool | Tensor
+Skipped = bool | Tensor
 """Whether an update was not made; or a 0-d tensor on the device that is not 0 then."""
 
 
@@ -102,12 +102,12 @@ class Average(ABC):
         }
 
     @abstractmethod
-    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+    def update(self, updates: int, *, skipped: Skipped = False) -> None:
         """Take the current weights into the average, if they are due.
 
         Args:
             updates: of the run that were attempted, the last one included.
-            withheld: whether that one was not made; or a 0-d tensor on the device that is not 0
+            skipped: whether that one was not made; or a 0-d tensor on the device that is not 0
                 then.
         """
 
@@ -178,10 +178,10 @@ class EMA(Average):
         super().__init__(model, module, settings.match, average_statistics=average_statistics)
         self.settings: EMASettings = settings
 
-    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+    def update(self, updates: int, *, skipped: Skipped = False) -> None:
         """Move the average at every n-th update, unless that update was skipped."""
         settings = self.settings
-        if updates % settings.every or withheld is True:
+        if updates % settings.every or skipped is True:
             return
         times = updates // settings.every - 1
         if settings.warmup:
@@ -190,8 +190,8 @@ class EMA(Average):
             decay = settings.decay
         # Whether the last update was made may be known to the device alone; reading it would wait.
         share: float | Tensor = 1 - decay
-        if isinstance(withheld, Tensor):
-            share = torch.where(withheld != 0, 0.0, 1 - decay)
+        if isinstance(skipped, Tensor):
+            share = torch.where(skipped != 0, 0.0, 1 - decay)
         self._move(share)
 
 
@@ -238,7 +238,7 @@ class SWA(Average):
         self.norms = list_norms(module, frozen)
         self.batches = settings.batches
 
-    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+    def update(self, updates: int, *, skipped: Skipped = False) -> None:
         """Take the current weights into the average, if one of the moments has come."""
         # A difference of two counts needs no memory of the last moment, so a resume cannot miss
         # one.
@@ -323,7 +323,7 @@ class ScheduleFree(Average):
         self._optimizers = optimizers
 
     @torch.no_grad()
-    def update(self, updates: int, *, withheld: Withheld = False) -> None:
+    def update(self, updates: int, *, skipped: Skipped = False) -> None:
         """Compute the weights for use from the weights in training and the optimizer's state."""
         self._move(1.0)
         trained = [(own, now, now.data) for own, now in self._averaged]
@@ -342,7 +342,7 @@ class ScheduleFree(Average):
                     group["train_mode"] = True
 
 
-def both_withheld(one: Withheld, other: Withheld) -> Withheld:
+def both_skipped(one: Skipped, other: Skipped) -> Skipped:
     """Return whether neither of two updates was made."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one * other  # flags on the device are floats

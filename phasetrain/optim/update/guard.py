@@ -133,7 +133,7 @@ class PendingVerdict:
     """A verdict on its way from the device to the host.
 
     Args:
-        flag: 1 if the update was withheld, 0-d.
+        flag: 1 if the update was skipped, 0-d.
         loss: loss of the update, 0-d.
         on_skip: called if it was.
         scale: gradient scale after the update, 0-d, or None.
@@ -159,7 +159,7 @@ class PendingVerdict:
             self._host = verdict
 
     def read(self) -> tuple[bool, float, float | None]:
-        """Return whether the update was withheld, its loss, and the scale; waits for the device."""
+        """Return whether the update was skipped, its loss, and the scale; waits for the device."""
         if self._event is not None:
             self._event.synchronize()
         flag, loss, scale = self._host.tolist()

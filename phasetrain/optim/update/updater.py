@@ -41,7 +41,7 @@ class Updater(UpdaterState):
         lag: number of updates by which the verdict on an update comes late.
         schedules: values of scheduled options.
         loss: mean loss of the last update over all ranks, 0-d; None in a single process.
-        withheld: whether the last update was skipped; with a lag, a 0-d tensor that is nonzero if
+        skipped: whether the last update was skipped; with a lag, a 0-d tensor that is nonzero if
             it was.
         has_gradient: whether a backward pass has run since the last step.
 
@@ -73,7 +73,7 @@ class Updater(UpdaterState):
         if sam is not None:
             self.sam = SharpnessAware(sam, self.gradients.parameters, guard.buffers)
         self.loss: Tensor | None = None
-        self.withheld: bool | Tensor = False
+        self.skipped: bool | Tensor = False
         self.has_gradient = False
         # Copied now, before a schedule writes into the groups: `state_dict` saves only options that
         # the optimizer itself has changed since.
@@ -221,7 +221,7 @@ class Updater(UpdaterState):
         if self.gradients.settings.sparse:
             self.gradients.coalesce()
         try:
-            self.withheld = self._step_weights(self._total, on_skip)
+            self.skipped = self._step_weights(self._total, on_skip)
         finally:
             # Also if the run stops: a gradient left behind would be added to the next update of a
             # caller who catches the error and continues.
@@ -232,7 +232,7 @@ class Updater(UpdaterState):
     def _step_at_once(self, loss: Tensor | None, on_skip: OnSkip) -> bool | Tensor:
         """Read from the device whether the update is finite, then clip and step.
 
-        This and the other two ways to step return whether the update was withheld.
+        This and the other two ways to step return whether the update was skipped.
         """
         if self.guard.watches:
             value = 0.0
@@ -262,10 +262,10 @@ class Updater(UpdaterState):
         if not stepping <= self._started:
             # The first update of a parameter creates its state, and fused SGD leaves the state
             # uninitialised if that update is gated.
-            withheld = self._step_at_once(loss, on_skip)
-            if not withheld:
+            skipped = self._step_at_once(loss, on_skip)
+            if not skipped:
                 self._started |= stepping
-            return withheld
+            return skipped
         total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
         # Before clipping, which spreads a NaN to all gradients.
         flag = self.gradients.mark_nonfinite(total)
@@ -306,21 +306,19 @@ class Updater(UpdaterState):
         self.scaler.update()
         after = self.scaler.scale(unit)
         # A scale of 0 cannot fall any further; the update was skipped nevertheless.
-        withheld = (after < before) | (after == 0)
+        skipped = (after < before) | (after == 0)
         if self.guard.watches:
             loss = torch.zeros(()) if loss is None else loss
-            self._report_scaled(withheld, loss, after, on_skip)
-        return withheld
+            self._report_scaled(skipped, loss, after, on_skip)
+        return skipped
 
-    def _report_scaled(
-        self, withheld: Tensor, loss: Tensor, scale: Tensor, on_skip: OnSkip
-    ) -> None:
+    def _report_scaled(self, skipped: Tensor, loss: Tensor, scale: Tensor, on_skip: OnSkip) -> None:
         guard = self.guard
         if self.lag:
-            guard.restore_point.restore_where(withheld)
+            guard.restore_point.restore_where(skipped)
             # The tensors stay on the device until the next update, so nothing waits here.
-            guard.defer(withheld, loss, on_skip, scale)
-        elif not withheld:
+            guard.defer(skipped, loss, on_skip, scale)
+        elif not skipped:
             guard.in_row = 0
         else:
             guard.restore_point.restore()
@@ -340,7 +338,7 @@ class Updater(UpdaterState):
         """Make no update; the norm and the loss of the one before are forgotten."""
         self.guard.resolve()
         self.gradients.norm = None
-        self.withheld = True
+        self.skipped = True
         self.loss = None
 
     def drop_gradients(self) -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from phasetrain.data.batch_transforms import BATCH_TRANSFORMS, PairPipeline
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.losses import name_loss
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import raise_unless_misfit
+from phasetrain.tasks.shape_errors import raise_unless_shape_error
 
 WHERE = "DATA.TRAIN.batch_transforms"
 
@@ -78,8 +78,8 @@ def _refusal(loss: nn.Module, scores: torch.Tensor, target: torch.Tensor) -> str
     try:
         # A copy, because a loss may count its calls or keep running values.
         value = deepcopy(loss)(scores, target)
-    except MISFITS as error:
-        raise_unless_misfit(error)
+    except SHAPE_ERRORS as error:
+        raise_unless_shape_error(error)
         return str(error).strip().partition("\n")[0] or type(error).__name__
     if isinstance(value, torch.Tensor) and value.ndim == 0:
         return ""

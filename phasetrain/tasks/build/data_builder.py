@@ -38,7 +38,7 @@ from phasetrain.data.samplers.source import SampleView
 from phasetrain.data.transforms import Pipeline, TargetTransform
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
-from phasetrain.errors import MISFITS, ConfigError
+from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
 from phasetrain.runtime.machine import reseed_all, seed_of
@@ -57,7 +57,7 @@ from phasetrain.tasks.build.loading_builder import (
     find_mixture,
 )
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import raise_unless_misfit
+from phasetrain.tasks.shape_errors import raise_unless_shape_error
 
 if TYPE_CHECKING:
     from phasetrain.data.mixture import MixedDataset, SourceOrder
@@ -621,8 +621,8 @@ def read_class_attributes(dataset: Any) -> dict[str, Any]:
 def _shape_after(pipeline: Pipeline, shape: tuple[int, ...], where: str) -> tuple[int, ...] | None:
     try:
         return pipeline.shape_after(shape)
-    except MISFITS as error:
-        raise_unless_misfit(error)
+    except SHAPE_ERRORS as error:
+        raise_unless_shape_error(error)
         raise ConfigError(
             f"{where}: the transforms do not fit the inputs of the dataset, of shape {shape}: "
             f"{error}"

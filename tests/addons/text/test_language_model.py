@@ -123,7 +123,7 @@ class TestMicroBatches:
         nothing = batch(3, 5)
         nothing.target = torch.full_like(nothing.target, IGNORED)
         whole, loss = step()
-        for others in ([nothing], [batch(3, 5).as_stand_in()]):
+        for others in ([nothing], [batch(3, 5).as_padding()]):
             found, other = step(*others)
             assert torch.equal(found, whole)
             assert other == loss

@@ -7,7 +7,7 @@ import pytest
 
 from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.length_buckets import LengthBuckets
-from phasetrain.data.samplers.locate import Pass, find_positions
+from phasetrain.data.samplers.locate import EpochOrder, find_positions
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
@@ -30,7 +30,7 @@ ORDERS: dict[str, SampleOrder] = {
 }
 
 
-def scan(found: Pass, ids: Indices) -> list[int]:
+def scan(found: EpochOrder, ids: Indices) -> list[int]:
     return [place for place, one in enumerate(found[0 : len(found)].tolist()) if one in ids]
 
 

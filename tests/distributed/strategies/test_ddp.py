@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from phasetrain.distributed import World
 from phasetrain.distributed.strategies import DataParallel, ddp
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.misfits import raise_if_unused
+from phasetrain.tasks.shape_errors import raise_if_unused
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:

@@ -232,15 +232,15 @@ class TestEMA:
 
 
 class TestSkippedUpdate:
-    @pytest.mark.parametrize("withheld", [True, torch.tensor(1.0), torch.tensor(data=True)])
-    def test_average_is_unchanged(self, withheld: bool | Tensor) -> None:
+    @pytest.mark.parametrize("skipped", [True, torch.tensor(1.0), torch.tensor(data=True)])
+    def test_average_is_unchanged(self, skipped: bool | Tensor) -> None:
         model = net()
         average = ema(model, decay=0.5)
         before = copy_model(average.module, "ema")
         moved(model, 0)
-        average.update(1, withheld=withheld)
+        average.update(1, skipped=skipped)
         assert equal(average.module, before)
-        average.update(1, withheld=False)
+        average.update(1, skipped=False)
         assert not equal(average.module, before)
 
     @pytest.mark.parametrize("made", [torch.tensor(0.0), torch.tensor(data=False)])
@@ -248,7 +248,7 @@ class TestSkippedUpdate:
         model = net()
         one, other = ema(model, decay=0.9, warmup=False), ema(model, decay=0.9, warmup=False)
         moved(model, 0)
-        one.update(1, withheld=made)
+        one.update(1, skipped=made)
         other.update(1)
         for own, its in zip(
             one.module.state_dict().values(), other.module.state_dict().values(), strict=True
@@ -274,7 +274,7 @@ class TestSkippedUpdate:
                 loss * (1e38 if scaled and updates == 3 else torch.nan if updates == 3 else 1.0)
             )
             updater.step()
-            average.update(updates, withheld=updater.withheld)
+            average.update(updates, skipped=updater.skipped)
             moves.append(not equal(average.module, before))
         assert moves == [True, True, False, True, True]
         updater.resolve()
@@ -283,7 +283,7 @@ class TestSkippedUpdate:
     def test_swa_includes_the_unchanged_weights(self) -> None:
         model = Scalar(3.0)
         average = swa(model, start=0.0, every="1 updates")
-        average.update(1, withheld=True)
+        average.update(1, skipped=True)
         assert average.taken == 1
 
 

@@ -20,7 +20,7 @@ from phasetrain.config.parts import RUN_FACTS
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameter_types, parameters
 from phasetrain.config.schema import DEFAULT_NAMES, WORDS, default_schema
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 
 SHELLS = ("bash", "zsh")
 
@@ -136,7 +136,7 @@ def _group_commands(firsts: Iterable[str], names: Sequence[str]) -> Iterator[Com
             yield CommandWords(first, arguments=tuple(seconds))
 
 
-def _list_places(slot: Slot, name: str) -> list[str]:
+def _list_places(slot: PartLocation, name: str) -> list[str]:
     """Return the paths at which a part can be set, with labels in place of `*`."""
     if slot.path in DEFAULT_NAMES:
         return [slot.path.replace("*", name)]
@@ -148,7 +148,7 @@ def _list_places(slot: Slot, name: str) -> list[str]:
     return [slot.path]
 
 
-def _list_values(slot: Slot) -> Iterator[str]:
+def _list_values(slot: PartLocation) -> Iterator[str]:
     """Yield the words that choose a part."""
     for name in slot.registry.names():
         for key_path in _list_places(slot, name):
@@ -164,7 +164,7 @@ def _list_values(slot: Slot) -> Iterator[str]:
                 yield from _list_choices(f"{key_path}.{parameter}", annotation)
 
 
-def _list_parameters(slot: Slot) -> Iterator[str]:
+def _list_parameters(slot: PartLocation) -> Iterator[str]:
     """Yield the keys that are parameters of parts."""
     for name in slot.registry.names():
         for key_path in _list_places(slot, name):
@@ -172,7 +172,7 @@ def _list_parameters(slot: Slot) -> Iterator[str]:
                 yield from (f"{key_path}.{key}=" for key in _select_parameters(slot, name))
 
 
-def _select_parameters(slot: Slot, name: str) -> Mapping[str, Any]:
+def _select_parameters(slot: PartLocation, name: str) -> Mapping[str, Any]:
     """Return parameter -> annotation of a part, without those that the program sets."""
     if slot.path.endswith("[]"):
         return {}

@@ -19,13 +19,13 @@ from phasetrain.config.registry import free_parameters, parameter_types, paramet
 from phasetrain.config.schema import default_schema
 from phasetrain.config.sections.keys import Resume
 from phasetrain.config.sections.value_types import describe_type
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 from phasetrain.hooks.observers import is_observer
 
 OPEN_NAME = rf"\.|^object:|{OPEN}"
 """Pattern of names that are in no registry: dotted paths, names of a library, objects of Python."""
 
-Nested = Callable[[Slot, str, str], JsonSchema | None]
+Nested = Callable[[PartLocation, str, str], JsonSchema | None]
 """Returns the schema of a parameter that holds other parts, given the slot, the part and the
 parameter; None for all others."""
 
@@ -57,7 +57,7 @@ class PartSchema:
         return {"properties": {**properties, **self.parameters}, "additionalProperties": False}
 
 
-def describe_part(slot: Slot, name: str, nested: Nested) -> PartSchema:
+def describe_part(slot: PartLocation, name: str, nested: Nested) -> PartSchema:
     """Return the parameters of a part, without those that the program sets."""
     factory = slot.registry.find(name)
     texts = argument_texts(factory)
@@ -114,7 +114,7 @@ def unite_parts(parts: Sequence[PartSchema]) -> PartSchema:
     return PartSchema(schemas, values, tuple(schedules) or None)
 
 
-def describe_name(slot: Slot, names: Sequence[str], texts: Mapping[str, Any]) -> JsonSchema:
+def describe_name(slot: PartLocation, names: Sequence[str], texts: Mapping[str, Any]) -> JsonSchema:
     """Return the schema of the key that names a part: a known name, or an open one."""
     open_name = {"type": "string", "pattern": OPEN_NAME}
     if not names:  # the standard has no empty enum
@@ -126,7 +126,7 @@ def describe_name(slot: Slot, names: Sequence[str], texts: Mapping[str, Any]) ->
     return {"anyOf": [listed_names, open_name], **texts}
 
 
-def find_resume(slot: Slot, name: str, parameter: str = "name") -> Resume:
+def find_resume(slot: PartLocation, name: str, parameter: str = "name") -> Resume:
     """Return the class for resume of a parameter of a part."""
     schema = default_schema()
     if slot.path == "HOOKS.*":

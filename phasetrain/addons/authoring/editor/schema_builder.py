@@ -20,7 +20,7 @@ from phasetrain.addons.authoring.editor.value_schemas import (
 )
 from phasetrain.config.schema import DEFAULT_NAMES, LABELLED, matches
 from phasetrain.config.sections.keys import Key, section_keys, walk_section
-from phasetrain.config.validation import Slot
+from phasetrain.config.validation import PartLocation
 
 SPLIT = "^(?!TRAIN$)[A-Z][A-Z0-9_]*$"
 """Pattern of the names of test splits."""
@@ -38,7 +38,7 @@ class SchemaBuilder:
         properties: dotted path -> schema of a key, section or parameter of a section's part.
     """
 
-    def __init__(self, slots: Sequence[Slot], extra: Mapping[str, Iterable[str]]) -> None:
+    def __init__(self, slots: Sequence[PartLocation], extra: Mapping[str, Iterable[str]]) -> None:
         self.definitions: dict[str, JsonSchema] = {}
         self.properties: dict[str, JsonSchema] = {}
         self._slots = slots
@@ -108,7 +108,9 @@ class SchemaBuilder:
         schema |= {"properties": own, "additionalProperties": False}
         return schema
 
-    def _describe_labels(self, slot: Slot | None, own: Mapping[str, JsonSchema]) -> JsonSchema:
+    def _describe_labels(
+        self, slot: PartLocation | None, own: Mapping[str, JsonSchema]
+    ) -> JsonSchema:
         """Return the schema of a mapping from labels to parts.
 
         Args:
@@ -135,7 +137,7 @@ class SchemaBuilder:
             schema["properties"][name] = {"allOf": [base, unnamed], **about}
         return schema
 
-    def _refer_to(self, slot: Slot) -> JsonSchema:
+    def _refer_to(self, slot: PartLocation) -> JsonSchema:
         """Return a reference to the definition of a place, which is added on first use."""
         name = slot.path
         if _escape(name) in self.definitions:
@@ -169,7 +171,9 @@ class SchemaBuilder:
             schema = {"anyOf": [schema, *names]}
         return self._define(name, schema)
 
-    def _describe_part_mapping(self, slot: Slot, own: Mapping[str, JsonSchema]) -> JsonSchema:
+    def _describe_part_mapping(
+        self, slot: PartLocation, own: Mapping[str, JsonSchema]
+    ) -> JsonSchema:
         """Return the schema of a mapping that names a part and has its parameters.
 
         The last entry of its `allOf` is for a mapping without the name, which another file gives.
@@ -197,13 +201,13 @@ class SchemaBuilder:
         mapping["allOf"].append({"if": {"required": [key]}, "else": unnamed})
         return mapping
 
-    def _describe_part(self, slot: Slot, name: str) -> PartSchema:
+    def _describe_part(self, slot: PartLocation, name: str) -> PartSchema:
         return describe_part(slot, name, self._describe_nested)
 
-    def _unite(self, slot: Slot) -> PartSchema:
+    def _unite(self, slot: PartLocation) -> PartSchema:
         return unite_parts([self._describe_part(slot, name) for name in self._list_names(slot)])
 
-    def _describe_nested(self, slot: Slot, name: str, parameter: str) -> JsonSchema | None:
+    def _describe_nested(self, slot: PartLocation, name: str, parameter: str) -> JsonSchema | None:
         """Return the schema of a parameter that holds other parts, or None."""
         for inner in self._slots:
             names = inner.path.removeprefix(f"{slot.path}.").split(".")
@@ -211,7 +215,7 @@ class SchemaBuilder:
                 return self._nest(inner, names)
         return None
 
-    def _nest(self, inner: Slot, names: Sequence[str]) -> JsonSchema:
+    def _nest(self, inner: PartLocation, names: Sequence[str]) -> JsonSchema:
         """Return the schema of a value in which a place is found by labels, lists and keys."""
         first, *rest = names
         if not rest:
@@ -225,13 +229,13 @@ class SchemaBuilder:
             return {**_LIST, "items": schema}
         return schema
 
-    def _list_names(self, slot: Slot) -> list[str]:
+    def _list_names(self, slot: PartLocation) -> list[str]:
         return list(dict.fromkeys([*slot.registry.names(), *self._extra.get(slot.path, ())]))
 
-    def _list_own(self, slot: Slot) -> list[str]:
+    def _list_own(self, slot: PartLocation) -> list[str]:
         return [slot.key, *slot.own_keys, *slot.other_keys]
 
-    def _find_slot(self, path: str) -> Slot | None:
+    def _find_slot(self, path: str) -> PartLocation | None:
         return next(
             (slot for slot in self._slots if slot.only is None and matches(path, slot.path)), None
         )

@@ -33,7 +33,7 @@ from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, PhaseTable, Plan
-from phasetrain.errors import MISFITS, ConfigError, did_you_mean
+from phasetrain.errors import SHAPE_ERRORS, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
@@ -41,9 +41,9 @@ from phasetrain.tasks import TASKS, SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.sections import BuildContext
-from phasetrain.tasks.misfits import (
+from phasetrain.tasks.shape_errors import (
     describe_failed_forward,
-    raise_unless_misfit,
+    raise_unless_shape_error,
 )
 
 log = logging.getLogger(__name__)
@@ -206,8 +206,8 @@ class _Extraction:
         try:
             with self.setup.machine.autocast(train=False):
                 output = self.model(moved.input)
-        except MISFITS as error:
-            raise_unless_misfit(error)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
             sentence = describe_failed_forward(self.model, error, batch.input, batch.ids.tolist())
             advice = describe_task_call(_find_task(self.setup))
             raise ConfigError(

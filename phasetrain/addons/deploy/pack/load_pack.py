@@ -53,8 +53,8 @@ from phasetrain.tasks.build.builder import build_model
 from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
 from phasetrain.tasks.inference import Predictor
-from phasetrain.tasks.misfits import shorten_misfit
 from phasetrain.tasks.parts import Parts
+from phasetrain.tasks.shape_errors import shorten_shape_error
 
 log = logging.getLogger(__name__)
 
@@ -336,7 +336,7 @@ def _explain_failure(path: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError, AssertionError) as error:
-        reason = shorten_misfit(error)
+        reason = shorten_shape_error(error)
         raise ConfigError(
             f"{path}: MODEL in {CONFIG} cannot be built here: {reason}; free memory if the model "
             "is large, or get the original file",
@@ -458,7 +458,8 @@ def _load_weights(archive: Archive, model: nn.Module) -> None:
         model.load_state_dict(_with_tied(model, tensors))
     except RuntimeError as error:
         raise make_damage_error(
-            archive.path, f"{WEIGHTS} is of another model than {CONFIG}: {shorten_misfit(error)}"
+            archive.path,
+            f"{WEIGHTS} is of another model than {CONFIG}: {shorten_shape_error(error)}",
         ) from error
 
 

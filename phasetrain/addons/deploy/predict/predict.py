@@ -46,7 +46,7 @@ from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.input_transform import InputTransform
-from phasetrain.tasks.misfits import describe_shapes
+from phasetrain.tasks.shape_errors import describe_shapes
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from phasetrain.data.samplers.locate import Pass, find_positions
+from phasetrain.data.samplers.locate import EpochOrder, find_positions
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.engine.plan import Phase, Plan
 
@@ -13,7 +13,7 @@ from phasetrain.engine.plan import Phase, Plan
 class PassFinder(Protocol):
     """A sampler that knows the pass of a phase."""
 
-    def find_pass(self, phase: Phase, /) -> Pass:
+    def find_pass(self, phase: Phase, /) -> EpochOrder:
         """Return the indices of the epoch of a phase."""
         ...
 

@@ -37,7 +37,7 @@ from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
 
-SHOWN = 3
+MAX_LISTED = 3
 """Number of changed keys that a line names."""
 
 WORKING_TREE = "working tree"
@@ -225,7 +225,7 @@ class _Session:
                 trial.is_whole = run.view.status.state == "finished"
                 trial.is_identical = trial.is_whole or not (later or self.settings.is_full)
                 if not trial.is_identical and later:
-                    text += f"; {join_first(later, SHOWN)} may act later, so whole runs follow"
+                    text += f"; {join_first(later, MAX_LISTED)} may act later, so whole runs follow"
             if not trial.is_identical:
                 self.say(f"{trial.letter} is {text}")
 

@@ -23,7 +23,7 @@ from phasetrain.errors import list_user_frames
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
-from phasetrain.tasks.misfits import check_step_output
+from phasetrain.tasks.shape_errors import check_step_output
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -30,7 +30,7 @@ from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
 
-SHOWN = 5
+MAX_LISTED = 5
 """Maximum number of names and samples to print of each kind."""
 
 ROUNDING = 1e-5
@@ -94,14 +94,14 @@ def examine_dump(setup: Setup, dump: StepDump, folder: str, machine: Machine) ->
     equal = _compare_losses(before, seen.loss, is_reordered=len(dump.shares) > 1)
     rows = [
         ("loss", repr(before), repr(seen.loss), equal),
-        ("samples with such inputs", "-", join_first(seen.inputs, SHOWN), ""),
+        ("samples with such inputs", "-", join_first(seen.inputs, MAX_LISTED), ""),
         ("first module with such outputs", "-", next(iter(seen.outputs), "none"), ""),
-        ("modules with such outputs after it", "-", join_first(seen.outputs[1:], SHOWN), ""),
+        ("modules with such outputs after it", "-", join_first(seen.outputs[1:], MAX_LISTED), ""),
         ("first gradient in backward", "-", next(iter(seen.gradients), "none"), ""),
         (
             "gradients",
-            join_first(dump.found.gradients or (), SHOWN),
-            join_first(seen.gradients, SHOWN),
+            join_first(dump.found.gradients or (), MAX_LISTED),
+            join_first(seen.gradients, MAX_LISTED),
             "",
         ),
         ("first operation in backward", "-", operation, ""),

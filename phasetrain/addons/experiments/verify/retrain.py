@@ -62,7 +62,7 @@ COMPARED = ("python", "torch", "numpy", "machine", "device", "threads")
 OF_RANKS = ("generators", "logs")
 """Parts of the state of a task that each rank has for itself, besides its meters."""
 
-SHOWN = 3
+MAX_LISTED = 3
 """Maximum number of tensors that are named."""
 
 
@@ -389,7 +389,7 @@ def _check_begin(segment: Segment, setup: Setup, begin: LoadedCheckpoint) -> Ite
     if changed:
         text = (
             f"the config changed after update {update}, which no resume has recorded: "
-            f"{join_first(changed, SHOWN)}"
+            f"{join_first(changed, MAX_LISTED)}"
         )
         yield Finding("checkpoint", update, ("config",), text)
     phases = decode_plan(begin.promised["plan"]).phases
@@ -473,7 +473,7 @@ def _compare_weights(segment: Segment, differing: Mapping[str, list[str]]) -> It
         if tensors:
             text = (
                 f"checkpoint {name} does not have the state of update {segment.last}: "
-                f"{join_first(tensors, SHOWN)}"
+                f"{join_first(tensors, MAX_LISTED)}"
             )
             yield Finding("weights", segment.last, tuple(tensors), text)
 

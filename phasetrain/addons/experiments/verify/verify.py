@@ -49,7 +49,7 @@ NOT_CHECKED = (
 )
 """Parts of a run that are never verified."""
 
-SHOWN = 4
+MAX_LISTED = 4
 """Maximum number of segments, findings and remarks of a kind in the text."""
 
 
@@ -399,6 +399,6 @@ def _format_segment(outcome: Retrained) -> str:
 
 
 def _limit(lines: list[str], rest: str) -> list[str]:
-    if len(lines) <= SHOWN:
+    if len(lines) <= MAX_LISTED:
         return lines
-    return [*lines[:SHOWN], f"  {len(lines) - SHOWN} {rest} (--json has all)"]
+    return [*lines[:MAX_LISTED], f"  {len(lines) - MAX_LISTED} {rest} (--json has all)"]

@@ -22,7 +22,7 @@ from phasetrain.proof.compare import is_equal
 from phasetrain.runs.ledger import FILE
 from phasetrain.runtime.format import format_count, join_first
 
-SHOWN = 3
+MAX_LISTED = 3
 """Maximum number of tensors that are named."""
 
 
@@ -158,7 +158,7 @@ def compare_weights(weights: WeightsFile, evidence: Evidence) -> tuple[list[Find
         # Perhaps excluded from the export, which the file does not record: this accuses nobody.
         return findings, [
             f"{weights.path} lacks {format_count(len(missing), 'tensor')} of checkpoint "
-            f"{saved.name}: {join_first(sorted(missing), SHOWN)}"
+            f"{saved.name}: {join_first(sorted(missing), MAX_LISTED)}"
         ]
     return findings, []
 
@@ -187,8 +187,8 @@ def _find_problem(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) ->
     unknown = [name for name in tensors if name not in state]
     # A file without tensors would be equal to anything.
     if unknown or not tensors:
-        return f"{join_first(unknown, SHOWN)} are not in it"
+        return f"{join_first(unknown, MAX_LISTED)} are not in it"
     differing = [name for name, tensor in tensors.items() if not is_equal(tensor, state[name])]
     if not differing:
         return ""
-    return f"{join_first(differing, SHOWN)} differ"
+    return f"{join_first(differing, MAX_LISTED)} differ"

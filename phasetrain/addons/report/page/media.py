@@ -8,7 +8,7 @@ from typing import Any
 from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.runtime.html import element, escape_text
 
-SHOWN = 3
+MAX_LISTED = 3
 """Number of items of a name that are shown, the newest ones."""
 
 MAX_BYTES = 4 << 20
@@ -25,15 +25,15 @@ def media_section(run: RunReport) -> str:
     parts = []
     for tag, logged in items.items():
         parts.append(element("h3", escape_text(tag)))
-        for item in logged[-SHOWN:]:
+        for item in logged[-MAX_LISTED:]:
             file = f"media/{Path(str(item['file'])).name}"  # nothing outside of the run folder
             content = run.read_bytes(file)
             room -= len(content)
             shown = _show(str(item["media"]), content) if room >= 0 else ""
             caption = f"update {item['updates']:,}, {file}"
             parts.append(shown + element("p", escape_text(caption), cls="note"))
-        if len(logged) > SHOWN:
-            text = f"the newest {SHOWN} of {len(logged)}; all are in media/ of the run folder"
+        if len(logged) > MAX_LISTED:
+            text = f"the newest {MAX_LISTED} of {len(logged)}; all are in media/ of the run folder"
             parts.append(element("p", text, cls="note"))
     return "".join(parts)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phasetrain.addons.experiments.fork.sample_updates import find_updates
-from phasetrain.data.samplers.locate import Pass
+from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import Identity
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, PhaseSampler
 from phasetrain.distributed import World
@@ -61,7 +61,7 @@ def test_only_the_epochs_before_the_first_update_are_looked_at() -> None:
     class Counted(PhaseSampler):
         epochs = 0
 
-        def find_pass(self, phase: object) -> Pass:
+        def find_pass(self, phase: object) -> EpochOrder:
             self.epochs += 1
             return Identity(18)
 

@@ -103,7 +103,7 @@ class TestMaskedSamples:
         assert mix(batch_of()).target[:20, 20:].any()  # where all count, they are
 
     def test_padding_batch_gets_targets_of_the_same_form(self) -> None:
-        mixed = mix(batch_of().as_stand_in())
+        mixed = mix(batch_of().as_padding())
         assert torch.equal(mixed.target, torch.eye(N))
         assert torch.equal(mixed.input, batch_of().input)
 

@@ -11,7 +11,7 @@ from phasetrain.tasks import Builder, SplitData
 
 
 @dataclass(frozen=True)
-class RunPlan:
+class RunSpec:
     """A run whose data is open and whose phases are known.
 
     Attributes:

@@ -20,7 +20,7 @@ SHOWN_SAMPLES = 3
 """Maximum number of sample indices in an error."""
 
 
-def raise_unless_misfit(error: Exception) -> None:
+def raise_unless_shape_error(error: Exception) -> None:
     """Raise an exception again if the config is not to blame for it.
 
     Exhausted memory, a killed loader worker and a lost rank surface as a RuntimeError in whatever
@@ -187,7 +187,7 @@ def _describe_layer(module: nn.Module) -> str:
     return type(module).__name__
 
 
-def shorten_misfit(error: Exception) -> str:
+def shorten_shape_error(error: Exception) -> str:
     """Return why a state does not fit a module, with two names of each kind of mismatch.
 
     torch lists every tensor of the model, which buries the advice.

@@ -13,7 +13,7 @@ from phasetrain.runs.owner import Owner
 from phasetrain.runtime.storage import Storage
 
 
-def set_aside(folder: RunFolder) -> str:
+def archive_run(folder: RunFolder) -> str:
     """Rename a folder that is not open to its path with the next free number; return that path.
 
     Raises:
@@ -47,7 +47,7 @@ def set_aside(folder: RunFolder) -> str:
 
 
 def unlock_kept(folder: RunFolder) -> None:
-    """Remove the lock that a kill within `set_aside` has left in the folder that it kept."""
+    """Remove the lock that a kill within `archive_run` has left in the folder that it kept."""
     kept = _list_kept(str(Path(folder.path).resolve()), folder.storage)
     if not folder.storage.keeps_files or not kept:
         return

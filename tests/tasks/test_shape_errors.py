@@ -11,12 +11,12 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError, is_out_of_memory
 from phasetrain.meters import Meter
 from phasetrain.tasks import Position, Task
-from phasetrain.tasks.misfits import (
-    describe_failed_forward,
-    raise_unless_misfit,
-    shorten_misfit,
-)
 from phasetrain.tasks.parts import StepEvents
+from phasetrain.tasks.shape_errors import (
+    describe_failed_forward,
+    raise_unless_shape_error,
+    shorten_shape_error,
+)
 from phasetrain.testing.build import build_run
 
 CUDA_TEXT = "CUDA out of memory. Tried to allocate 2.00 GiB"
@@ -155,9 +155,9 @@ def test_failure_in_the_code_of_the_model_itself_names_its_input_only() -> None:
 
 
 def test_error_of_a_worker_is_raised_and_a_misfit_is_not() -> None:
-    raise_unless_misfit(RuntimeError("shapes cannot be multiplied"))
+    raise_unless_shape_error(RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="DataLoader worker"):
-        raise_unless_misfit(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"))
+        raise_unless_shape_error(RuntimeError("DataLoader worker (pid 1) exited unexpectedly"))
 
 
 def test_two_names_of_each_kind_of_mismatch_are_shown() -> None:
@@ -167,13 +167,13 @@ def test_two_names_of_each_kind_of_mismatch_are_shown() -> None:
     state = {f"old.{name}": one for name, one in saved.state_dict().items()} | saved.state_dict()
     with pytest.raises(RuntimeError) as caught:
         model.load_state_dict(state)
-    assert shorten_misfit(caught.value) == (
+    assert shorten_shape_error(caught.value) == (
         "missing: 6.weight, 6.bias; unexpected: old.0.weight, old.0.bias and 10 more; "
         "of another shape: 0.weight, 0.bias and 4 more"
     )
 
 
 def test_other_errors_keep_their_first_line() -> None:
-    assert shorten_misfit(KeyError("weight")) == "'weight'"
-    assert shorten_misfit(ValueError("two optimizers\nwith details")) == "two optimizers"
-    assert shorten_misfit(RuntimeError()) == "RuntimeError"
+    assert shorten_shape_error(KeyError("weight")) == "'weight'"
+    assert shorten_shape_error(ValueError("two optimizers\nwith details")) == "two optimizers"
+    assert shorten_shape_error(RuntimeError()) == "RuntimeError"
