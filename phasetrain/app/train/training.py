@@ -401,9 +401,9 @@ class Training:
     ) -> RunResult:
         """Print how the run ended, write status.json and return the result."""
         state = engine.state
-        # A step has drawn numbers that a resume would not draw again.
+        # A step has drawn numbers that a resume would not draw again. Its number is not known here.
         if any(self.setup.world.all_gather(engine.task.generators.late)):
-            self._record_inexact({LATE_DRAW: []}, state.updates)
+            self._record_inexact({LATE_DRAW: []}, 0)
         # Not the latest of what the best checkpoint lacks: it is of other weights.
         best, measured = save.best or ("", latest)
         result = RunResult(
