@@ -305,7 +305,7 @@ class StepRunner(ABC):
         self._steps = []
         if self._due_averages is None:
             self._move_averages(at, skipped)
-        else:
+        elif self.parts.averages:
             self._due_averages.append(skipped)
         events.on_update()
         if self.generators.watches:

@@ -28,14 +28,15 @@ def explain_topic(topic: str, config_dir: str | None = None) -> str:
 
     def compute() -> str:
         # Imports all parts, and with them torch.
-        from phasetrain.addons.authoring.topic_help import topic_help
+        from phasetrain.addons.authoring.topic_help import IN_DOCS, topic_help
 
         try:
-            return topic_help(topic)
+            text = topic_help(topic)
         except ConfigError:
             if not experiment:
                 raise
             return ""
+        return "" if experiment and text.startswith(IN_DOCS) else text
 
     # Two results: in a folder without the experiment, the topic may be unknown.
     name = f"help {topic}, an experiment" if experiment else f"help {topic}"

@@ -16,6 +16,9 @@ from phasetrain.config.suggestions import ELSEWHERE
 from phasetrain.config.validation import PartLocation
 from phasetrain.errors import ConfigError, did_you_mean, plain
 
+IN_DOCS = "in the docs"
+"""First line of the help on words that only recipes of the docs have."""
+
 
 def topic_help(topic: str) -> str:
     """Return the help on a section, a key, a group of keys, or a part; all that have the name. If
@@ -50,7 +53,7 @@ def topic_help(topic: str) -> str:
     if key_here := ELSEWHERE.get(plain(topic)):
         return f"{topic}: here {key_here}\n\n{topic_help(key_here)}"
     if recipes := list_recipes(topic):
-        return "\n".join(["in the docs", *recipes])
+        return "\n".join([IN_DOCS, *recipes])
     parts = [name for slot in list_slots() for name in slot.registry]
     experiments = list_options(None)[EXPERIMENT]
     near = did_you_mean(topic, [*schema.sections, *schema.keys, *parts, *experiments]) or "."

@@ -89,16 +89,15 @@ class PhaseLines:
         pieces = self._waiting
         now = time.monotonic()
         self._begun += 1
-        is_too_soon = self._begun > ALL_LINES and now - self._printed < INTERVAL
         has_test = any(not piece.phase.is_train for piece in pieces)
-        is_left_out = is_too_soon and (self._had_test or not has_test)
-        self._had_test = has_test
-        if is_left_out or all(
-            piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces
+        is_fast = self._begun > ALL_LINES and now - self._printed < INTERVAL
+        if all(piece.phase.is_train and piece.phase.epoch == phase.epoch for piece in pieces) or (
+            is_fast and (self._had_test or not has_test)
         ):
             self._waiting = []
         else:
             self._printed = now
+        self._had_test = has_test
         self.end()
 
     def end(self) -> None:

@@ -1,6 +1,5 @@
 """Checks for losses that compare samples of a batch with each other."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
@@ -11,8 +10,6 @@ from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
 from phasetrain.losses import has_nested_target_counter
 from phasetrain.losses.base import CoupledLoss
-
-log = logging.getLogger(__name__)
 
 
 def list_coupled(loss: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,9 @@ INHERIT = {
         *("precision_at_k", "recall_at_k", "perplexity", "dice", "mean_iou"),
         *("token_error_rate", "sequence_error_rate"),
     },
+    "hook": {"gradient_norm"},
     "strategy": {"zero"},
+    "task": {"lightning"},
     "transform": {"flatten", "rotate"},
 }
 """Declared parts that inherit parameters, so that they have to be imported for them."""
