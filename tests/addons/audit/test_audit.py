@@ -146,12 +146,18 @@ SAVE = "        if update % 5 == 0:\n"
     ("changes", "options", "words"),
     [
         ({SAVE: "        if False:\n"}, {}, "writes no checkpoint before the end of its 12"),
-        ({}, {"kill_at": 4}, "no checkpoint is written before update 4"),
+        pytest.param(
+            {},
+            {"kill_at": 4},
+            "no checkpoint is written before update 4",
+            marks=pytest.mark.slow,
+        ),
         ({}, {"kill_at": 12}, "--kill-at 12: expected 1 to 11"),
-        (
+        pytest.param(
             {SAVE: "        if update == 7:\n            os.kill(os.getpid(), 9)\n" + SAVE},
             {},
             "exit code -9",
+            marks=pytest.mark.slow,
         ),
         ({"import os\nimport torch\n": FORKED}, {}, "forked process is not seen"),
     ],

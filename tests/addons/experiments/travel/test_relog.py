@@ -87,7 +87,7 @@ def choose(lines: list[dict[str, Any]], done: Relogged) -> list[dict[str, Any]]:
     ("names", "jobs", "kept"),
     [
         (["Norms", "Phases", "Outputs", "Lines", "Draws"], 1, False),
-        (["Norms", "Outputs", "Phases"], 3, False),
+        pytest.param(["Norms", "Outputs", "Phases"], 3, False, marks=pytest.mark.slow),
         pytest.param(["Running"], 3, True, marks=pytest.mark.slow),
         pytest.param(["PerPhase"], 2, True, marks=pytest.mark.slow),
     ],

@@ -195,6 +195,7 @@ def test_crash_of_a_run_harms_no_other(folder: Path, name: str, code: int) -> No
     assert is_warm(facts)
 
 
+@pytest.mark.slow
 def test_next_run_of_a_sweep_sees_a_file_that_has_changed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +222,7 @@ SITES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES.values(), ids=SITES)
 def test_parent_that_is_not_clean_starts_no_run(folder: Path, tmp_path: Path, site: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(site)
@@ -235,6 +237,7 @@ def test_run_is_a_new_process_where_there_is_a_gpu(
     assert not is_warm(run_part(folder, "leave-gpu")[1])
 
 
+@pytest.mark.slow
 def test_run_stops_with_its_parent_and_the_next_one_gets_another(folder: Path) -> None:
     waiting = start_part(folder, "wait-parent")
     wait_for(folder / "waits")
@@ -255,7 +258,9 @@ start_part(Path(sys.argv[1]), "wait-client").wait()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_killed_command_leaves_no_process(
     folder: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
