@@ -131,6 +131,7 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Custom samplers", "own sampler order"),
             ("Collation", "custom collate collate_fn padding"),
             ("Custom datasets and transforms", "own dataset"),
+            ("Random draws of a dataset", "set_epoch redraw pairs hard negatives curriculum"),
         ),
         "docs/meters.md": (("Metrics of a split", "several test sets different metrics"),),
         "docs/phases.md": (

@@ -179,8 +179,8 @@ class Training:
         engine.pause_at = setup.config.RUN.pause_at
         # After a resume, hooks have state that belongs to another position.
         is_rehearsed = loaded is None and loop is PhaseEngine.run
-        if is_rehearsed and (rehearse_hooks := find_service("rehearse_hooks")):
-            rehearse_hooks(engine, setup)
+        if prepare_hooks := find_service("prepare_hooks"):
+            prepare_hooks(engine, setup, is_rehearsed=is_rehearsed)
         if world.is_single_process:
             engine.completes_first_steps = engine.hooks.acts_at_phase_start
             # A single process leaves a wait for slow data at once; several ranks agree on the stop

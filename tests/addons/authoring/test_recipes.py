@@ -32,6 +32,7 @@ def test_every_recipe_of_the_cookbook_is_listed(page: str) -> None:
         ("pandas", "Read the metrics in Python"),
         ("class_weights", "Weight classes in the loss"),
         ("custom sampler", "Custom samplers"),
+        ("set_epoch", "Random draws of a dataset"),
         ("several datasets", "Mix datasets in proportions"),
         ("two backward passes", "Several backward passes"),
         ("web service", "Predict arrays in a web service"),
