@@ -25,7 +25,7 @@ def register(addon: AddOn) -> None:
     addon.add_service("assert_no_device_sync", f"{PACKAGE}.device_sync:assert_no_device_sync")
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")
-    addon.add_service("prepare_hooks", f"{PACKAGE}.hook_preparation:prepare_hooks")
+    addon.add_service("prepare_hooks", f"{PACKAGE}.hook_rehearsal:prepare_hooks")
     addon.add_service(
         "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
     )

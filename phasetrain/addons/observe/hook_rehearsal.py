@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
 from phasetrain.app.setup import Setup
 from phasetrain.engine.loop import PhaseEngine
@@ -77,6 +78,24 @@ class HookFailure(NamedTuple):
 
 class ForbiddenEffectError(PermissionError):
     """A hook would change something outside of the rehearsal."""
+
+
+def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
+    """Rehearse the hooks, and let workers follow the changes that they make to datasets.
+
+    Args:
+        engine: the run, before its first step.
+        setup: its config.
+        is_rehearsed: the run is new, and has the loop of phasetrain.
+
+    Raises:
+        ConfigError: see `rehearse_hooks`.
+    """
+    if is_rehearsed:
+        warn_of_set_epoch(engine.task, engine.hooks.by_label)
+        rehearse_hooks(engine, setup)
+    # After the rehearsal, whose copy reads without workers.
+    follow_changes(engine.task, engine.hooks.by_label)
 
 
 def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:

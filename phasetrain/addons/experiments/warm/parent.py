@@ -48,7 +48,7 @@ IMPORTED = (
     "antlr4.LL1Analyzer",
     "jinja2",
     # Add-ons, if they are installed.
-    "phasetrain.addons.observe.hook_preparation",
+    "phasetrain.addons.observe.hook_rehearsal",
     "phasetrain.addons.observe.silent_mistakes",
     "phasetrain.addons.observe.stragglers",
     "phasetrain.addons.observe.watchdog",
