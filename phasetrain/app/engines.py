@@ -240,8 +240,7 @@ def run_train(setup: Setup, extras: Extras) -> RunResult:
     from phasetrain.app.train.train import train
     from phasetrain.engine.loop import PhaseEngine
 
-    prepare = find_service("prepare_training")
-    if prepare is not None:
+    if prepare := find_service("prepare_training"):
         setup.world.run_on_main(lambda: prepare(setup))
     return train(setup, extras.hooks, extras.loop or PhaseEngine.run, extras.clock)
 
@@ -250,6 +249,8 @@ def run_test(setup: Setup, extras: Extras) -> RunResult:
     """Test a checkpoint on every test split (RUN.engine=test)."""
     from phasetrain.app.test import evaluate
 
+    if complete := find_service("complete_from_record"):
+        setup = complete(setup)
     return evaluate(setup, extras.hooks)
 
 

@@ -193,8 +193,7 @@ def resolve_for_inference(
 
 def _add_services(task: Task, config: Mapping[str, Any], folder: str) -> None:
     """Let a task read files and continue texts, if the add-ons that do it are installed."""
-    find_text_source = find_service("find_text_source")
-    if find_text_source is not None:
+    if find_text_source := find_service("find_text_source"):
         task.text_source = find_text_source(config, folder)
     split = find_test_split(config["DATA"])
     make_input_reader = find_service("make_input_reader")

@@ -244,6 +244,7 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 callable refused its parameters with a TypeError or ValueError.
         """
         where = where or self.section
+        facts = facts or {}
         factory = self.find(name, f"{where}.name")
         arguments = dict(params or {})
         takes = parameters(factory)
@@ -254,18 +255,16 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
         else:
             for key in arguments.keys() - takes.keys():
                 # Without facts that no config can hold, such as a module.
-                settable = [
-                    fact for fact in takes if isinstance((facts or {}).get(fact), IN_CONFIGS)
-                ]
+                settable = [fact for fact in takes if isinstance(facts.get(fact), IN_CONFIGS)]
                 raise ConfigError(
                     unknown_parameter(where, key, name, settable), code="config.unknown_parameter"
                 )
         # A value of the config wins over a fact of the data.
-        for key in takes.keys() & (facts or {}).keys() - arguments.keys():
-            arguments[key] = (facts or {})[key]
+        for key in takes.keys() & facts.keys() - arguments.keys():
+            arguments[key] = facts[key]
             if used is not None:
                 used[f"{where}.{key}"] = arguments[key]
-        known = ", ".join(sorted(n for n, v in (facts or {}).items() if isinstance(v, IN_CONFIGS)))
+        known = ", ".join(sorted(n for n, v in facts.items() if isinstance(v, IN_CONFIGS)))
         missing = [
             Problem.from_message(
                 f"{where}.{key}: {self.kind} {name!r} needs a value, and the run provides none"

@@ -48,9 +48,8 @@ _HEADER = struct.Struct("<8sII")
 _RECORD = struct.Struct("<QIIIIQQQddd")
 _CHECK = struct.Struct("<I")
 _RECORD_BYTES = {1: _RECORD.size + _CHECK.size, 2: _RECORD.size + LINK_BYTES + _CHECK.size}
-RECORD_BYTES = _RECORD_BYTES[VERSION]
 HEADER_BYTES = _HEADER.size + len(UNKNOWN_START)
-"""Sizes of a record and of the header in the version that new runs write."""
+"""Size of the header in the version that new runs write."""
 
 _FIELDS = (
     ("updates", "<u8"),

@@ -35,7 +35,6 @@ from phasetrain.runs.ledger import (
     FULL,
     HEADER_BYTES,
     NORM,
-    RECORD_BYTES,
     SAMPLED,
     Ledger,
     LedgerHeader,
@@ -43,6 +42,9 @@ from phasetrain.runs.ledger import (
     parse_ledger,
 )
 from phasetrain.runtime.storage import Storage
+
+RECORD_BYTES = 92
+"""Size of a record in the version that new runs write."""
 
 CUT = ("PHASES.epochs=2", "PHASES.limit.train=4")
 

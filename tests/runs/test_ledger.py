@@ -10,7 +10,6 @@ from phasetrain.runs.ledger import (
     FULL,
     HEADER_BYTES,
     NORM,
-    RECORD_BYTES,
     SAMPLED,
     SKIPPED,
     InvalidLedgerError,
@@ -22,6 +21,9 @@ from phasetrain.runs.ledger import (
     parse_ledger,
     parse_rows,
 )
+
+RECORD_BYTES = 92
+"""Size of a record in the version that new runs write."""
 
 ONE = LedgerRecord(
     updates=7, phase=1, step=2, samples=64, flags=SAMPLED | NORM, ids=0x0123456789ABCDEF, content=5, weights=6,

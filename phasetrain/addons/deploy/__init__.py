@@ -88,6 +88,9 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "make_input_reader", "phasetrain.addons.deploy.predict.raw_inputs:InputReader"
     )
+    addon.add_service(
+        "complete_from_record", "phasetrain.addons.deploy.recorded_facts:complete_from_record"
+    )
     addon.add_service("read_pack", "phasetrain.addons.deploy.pack.weights:read_pack")
     addon.add_name("PackedModel", "phasetrain.addons.deploy.pack.load_pack:PackedModel")
     addon.add_name("load_pack", "phasetrain.addons.deploy.pack.load_pack:load_pack")

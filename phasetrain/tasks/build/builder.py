@@ -550,20 +550,22 @@ def make_loss(
     params = parameters_of(section, {"name"})
     name = section["name"]
     factory = LOSSES.find(name, f"{where}.name")
-    # YAML has no tensors: class weights are written as lists.
-    params |= {
-        key: torch.tensor(params[key], dtype=torch.float32)
-        for key, hint in parameter_types(factory).items()
-        if Tensor in (hint, *get_args(hint)) and params.get(key) is not None
-    }
-    # A function loss(output, target, ...) and not a factory of one.
-    if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:
-        return FunctionLoss(factory, params)
     values = {
         **facts,
         "make_loss": partial(make_loss, context, facts=facts),
         "world": context.world,
     }
+    # YAML and plan.json have no tensors: class weights are written as lists.
+    for given in (params, values):
+        given |= {
+            key: torch.tensor(given[key], dtype=torch.float32)
+            for key, hint in parameter_types(factory).items()
+            if Tensor in (hint, *get_args(hint))
+            and isinstance(given.get(key), list | tuple | float | int)
+        }
+    # A function loss(output, target, ...) and not a factory of one.
+    if not isinstance(factory, type) and list(parameters(factory))[1:2] == ["target"]:
+        return FunctionLoss(factory, params)
     unset = [key for key in list_required(factory) if key not in params | values]
     if not isinstance(factory, type) and len(unset) == 2:
         raise ConfigError(

@@ -22,11 +22,12 @@ from phasetrain.data import (
     SourcesReader,
     WindowedDataset,
 )
-from phasetrain.data.datasets import Described, Fingerprinted, Samples
+from phasetrain.data.datasets import Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.sources_reader import list_sample_readers
+from phasetrain.data.protocols import read_facts
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import (
@@ -594,16 +595,14 @@ def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
 
 def _facts(dataset: Samples, where: str) -> dict[str, Any]:
     try:
-        if isinstance(dataset, Described):
-            return dict(dataset.facts())
-        return read_class_attributes(dataset)
+        return {**read_class_attributes(dataset), **read_facts(dataset)}
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
 def read_class_attributes(dataset: Any) -> dict[str, Any]:
-    """Return the facts `classes` and `class_names` of a dataset without `facts()`: its attribute
-    `class_names`, or `classes`, which in torchvision is the list of names."""
+    """Return the facts `classes` and `class_names` of a dataset whose `facts()` do not give them:
+    its attribute `class_names`, or `classes`, which in torchvision is the list of names."""
     facts: dict[str, Any] = {}
     for value in (getattr(dataset, "classes", None), getattr(dataset, "class_names", None)):
         if isinstance(value, int) and not isinstance(value, bool):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from phasetrain.app.setup import resolve_config
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.data import COLLATES, SAMPLERS, SampleReader
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.distributed import Strategy, World
@@ -23,7 +24,7 @@ from phasetrain.models.digest import hash_model
 from phasetrain.models.prepare import CompiledModel
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS, Builder, Parts, SplitData, Supervised
-from phasetrain.tasks.build.builder import list_updates_per_epoch
+from phasetrain.tasks.build.builder import build_loss, list_updates_per_epoch
 from phasetrain.tasks.build.data_builder import list_splits
 from phasetrain.testing.build import build_run as built_whole
 
@@ -367,6 +368,13 @@ class TestLoss:
         assert isinstance(made, nn.CrossEntropyLoss)
         assert made.weight is not None
         assert made.weight.tolist() == [1.0, 2.0] + [1.0] * 8
+
+    @pytest.mark.parametrize("weight", [[1, 2.0], (1, 2), torch.tensor([1.0, 2.0])])
+    def test_class_weights_may_be_a_fact(self, weight: Any) -> None:
+        section = AttrDict({"name": "BCEWithLogitsLoss"})
+        made = build_loss(builder().context, {"pos_weight": weight}, section)
+        assert isinstance(made.pos_weight, torch.Tensor)
+        assert made.pos_weight.tolist() == [1.0, 2.0]
 
     def test_function_becomes_a_loss_module(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

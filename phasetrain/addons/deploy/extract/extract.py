@@ -15,6 +15,7 @@ from phasetrain import __version__
 from phasetrain.addons.deploy.extract.feature_files import LAYER, FeatureFolder, Shard
 from phasetrain.addons.deploy.extract.layers import LayerOutputs
 from phasetrain.addons.deploy.extract.section import ExtractSection
+from phasetrain.addons.deploy.recorded_facts import complete_from_record
 from phasetrain.addons.deploy.task_forward import (
     describe_task_call,
     find_task_forward,
@@ -65,6 +66,7 @@ def extract(setup: Setup, extras: Extras | None = None) -> RunResult:
         ChangedError: the folder holds other features, or the checkpoint is of another model.
     """
     began = time.perf_counter()
+    setup = complete_from_record(setup)
     section: ExtractSection = setup.config["EXTRACT"]
     loaded = choose_checkpoint(setup, RunFolder(setup.config.RUN.dir))
     data = setup.builder().data()

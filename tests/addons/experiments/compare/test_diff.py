@@ -20,9 +20,12 @@ from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.hooks import checkpoint as checkpoint_hook
-from phasetrain.runs.ledger import FILE, HEADER_BYTES, RECORD_BYTES
+from phasetrain.runs.ledger import FILE, HEADER_BYTES
 from phasetrain.runtime.machine import reseed
 from phasetrain.tasks import Position, Task
+
+RECORD_BYTES = 92
+"""Size of a record in the version that new runs write."""
 
 ROOT = Path(__file__).parents[4]
 SHORT = ("PHASES.epochs=2",)  # ten updates, tests after the fifth and the tenth

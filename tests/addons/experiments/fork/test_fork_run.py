@@ -22,7 +22,10 @@ from phasetrain.addons.experiments.fork.fork_run import fork_run, list_fork_upda
 from phasetrain.app.setup import resolve_config
 from phasetrain.checkpoint.commit import Manifest
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.runs.ledger import HEADER_BYTES, RECORD_BYTES
+from phasetrain.runs.ledger import HEADER_BYTES
+
+RECORD_BYTES = 92
+"""Size of a record in the version that new runs write."""
 
 TWO = ("PHASES.epochs=2", "MODEL.width=2")
 EARLY = "OPTIMIZER.SCHEDULES.lr={name: multistep, milestones: [3 updates]}"

@@ -33,13 +33,15 @@ from phasetrain.runs.ledger import (
     FILE,
     HEADER_BYTES,
     PROCESSES_SHIFT,
-    RECORD_BYTES,
     LedgerHeader,
     encode_ledger,
     parse_ledger,
 )
 from phasetrain.runtime.storage import Storage
 from phasetrain.tasks import SplitData
+
+RECORD_BYTES = 92
+"""Size of a record in the version that new runs write."""
 
 UPDATES = 8
 WHOLE = VerifyOptions(fraction=1.0, seed=0)
