@@ -20,6 +20,8 @@ from harness import (
 )
 
 from phasetrain.data import PhaseSampler
+from phasetrain.engine.plan import Phase
+from phasetrain.hooks import Hook, Run
 from phasetrain.runtime.machine import reseed
 from phasetrain.tasks import Task
 from phasetrain.tasks.generator_use import GeneratorUse
@@ -90,6 +92,24 @@ def test_killed_at_every_step_and_resumed_from_that_step(
     assert result.state == "finished"
     assert differences_of_runs(unbroken, tmp_path) == []
     assert leftovers(tmp_path) == []
+
+
+class DecayByRate(Hook):
+    """Shrinks the weights before a phase by the learning rate of the last update."""
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        with torch.no_grad():
+            for weight in run.task.model.parameters():
+                weight.mul_(1 - run.task.updater.lr)
+
+
+def test_hook_sees_the_last_learning_rate_after_a_resume(tmp_path: Path) -> None:
+    words = ("OPTIMIZER.SCHEDULES={lr: {name: cosine}}",)
+    train(tmp_path / "whole", *words, hooks={"decay": DecayByRate()})
+    end_of_epoch = {"save": SaveEachStep(), "kill": KillAfter(5), "decay": DecayByRate()}
+    run_until_killed(tmp_path / "killed", *words, hooks=end_of_epoch)
+    train(tmp_path / "killed", *words, hooks={"decay": DecayByRate()})
+    assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
 
 
 @pytest.mark.by_default("4")

@@ -235,7 +235,8 @@ class TestState:
         two = Updater(torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.8))
         two.load_state_dict(one.state_dict())
         group = two.optimizer.param_groups[0]
-        assert (two.lr, group["momentum"], group["weight_decay"]) == (0.5, 0.8, 0)
+        assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.5, 0.8, 0)
+        assert two.lr == 0.1  # of the last update
         assert len(two.optimizer.state) == 4
 
     def test_schedules_set_the_options_after_a_load(self) -> None:
@@ -253,9 +254,10 @@ class TestState:
         assert updater.lr == pytest.approx(0.05)
         assert updater.optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
 
-    def test_state_contains_no_options(self) -> None:
+    def test_state_contains_no_options_but_the_last_learning_rate(self) -> None:
         updater = Updater(torch.optim.SGD(model().parameters(), lr=0.1))
-        assert updater.state_dict() == {"optimizer": {}, "skipped": 0, "skipped_in_row": 0}
+        state = {"optimizer": {}, "skipped": 0, "skipped_in_row": 0, "used_lr": 0.1}
+        assert updater.state_dict() == state
 
 
 def test_each_group_is_scheduled_from_its_own_value() -> None:
