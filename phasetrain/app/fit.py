@@ -193,7 +193,7 @@ def _load_finished(model: nn.Module, result: RunResult) -> None:
 
 
 def _read_steps(model: Any, loss: Any, optimizer: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Return loss, optimizer and further sections; of a LightningModule, those that it defines."""
+    """Return loss, optimizer and further sections; a LightningModule defines its own."""
     if not hasattr(model, "configure_optimizers"):
         return loss, optimizer, {}
     describe = require_service("describe_lightning_module", "libraries", "MODEL: a LightningModule")

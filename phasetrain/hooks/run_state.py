@@ -52,7 +52,7 @@ def list_names(task: Task) -> dict[str, set[str]]:
 
 
 def check_names(task: Task, before: Mapping[str, Collection[str]]) -> None:
-    """Reject modules whose weights or buffers have other names than those of a restored run.
+    """Reject modules whose weights or buffers have other names than a restored run would have.
 
     Args:
         task: the task.
@@ -75,10 +75,9 @@ def check_names(task: Task, before: Mapping[str, Collection[str]]) -> None:
             raise ConfigError(
                 f"{name_section(part)}: weights and buffers have other names than at the start of "
                 f"the run (gone: {next(both)}; new: {next(both)}). A resume builds the module from "
-                "the config, and could not load them: register them in its constructor, and change "
-                "only values later. There, call `prune.identity(module, 'weight')` for pruning, "
-                "and apply `weight_norm` and the like. Nothing was saved since the change, and a "
-                "resume continues from the last checkpoint",
+                "the config, and could not load them: call `prune.identity(module, 'weight')`, "
+                "`weight_norm` and the like in its constructor, and change only values later. "
+                "Nothing was saved since the change; a resume continues from the last checkpoint",
                 code="checkpoint.names_changed",
             )
 

@@ -126,8 +126,8 @@ class HeldState:
             setattr(owner, name, value)
 
     def review(self, record: Sequence[str]) -> Literal["", "declared", "saved"]:
-        """Return why a value that was lost is so no more: the user says that the training does not
-        depend on it, or checkpoints contain it; empty if it still is.
+        """Return why a value no longer counts as lost: `declared` if the user says that no weight
+        depends on it, `saved` if checkpoints contain it now; empty if it is still lost.
 
         Args:
             record: the value, see `record_held`.
@@ -292,8 +292,13 @@ class StateWatch:
 
 
 def _record_assignments(owners: Iterable[object]) -> Callable[[], Collection[tuple[int, str]]]:
-    """Note the attributes that are assigned to objects, until the result is called. It returns the
-    id of the object and the name of each."""
+    """Record which attributes are assigned to objects, until the result is called; it returns the
+    id of the object and the name of each.
+
+    A comparison of values would not see an attribute that gets an equal value again, and a resume
+    depends on whether each phase sets it. Python has no event for that, so the classes get another
+    `__setattr__` meanwhile.
+    """
     assigned: set[tuple[int, str]] = set()
     originals: dict[Any, Any] = {}
 

@@ -1,4 +1,4 @@
-"""What depends on the length of a run that is trained longer, such as its learning rate."""
+"""Values that depend on the length of a run that is trained longer, such as its learning rate."""
 
 from collections.abc import Sequence
 

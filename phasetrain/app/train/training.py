@@ -381,8 +381,8 @@ class Training:
         return accepts
 
     def _review_inexact(self, state: HeldState, updates: int) -> None:
-        """Drop deviations by hooks and values that the user has declared to have no effect, and end
-        those by values that are saved from now on."""
+        """Remove deviations that the user has declared harmless, and close deviations whose values
+        are in checkpoints now."""
         self._set_deviations(review_deviations(self.deviations, updates, state))
 
     def _set_deviations(self, deviations: list[dict[str, Any]]) -> None:
