@@ -1,16 +1,16 @@
 """A check for custom losses in which an output and a target are broadcast against each other."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.addons.observe.loss_in_parts import compute_first_batch, is_undeclared
+from phasetrain.addons.observe.operators import OperatorMode
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss, name_loss
 from phasetrain.proof.held import is_custom
@@ -77,17 +77,16 @@ def find_broadcast(loss: nn.Module, output: Any, target: Any) -> list[Pair]:
         if is_custom(module.function if isinstance(module, FunctionLoss) else type(module)):
             module.register_forward_pre_hook(watch.enter)
             module.register_forward_hook(watch.leave, always_call=True)
-    with torch.no_grad(), watch:
+    with torch.no_grad(), OperatorMode(watch.record):
         loss(output, target)
     return list(watch.pairs)
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records losses with an operator that gets tensors of the shapes of output and target, and
-    repeats both."""
+class _Watch:
+    """Collects the losses that call an operator on output and target which broadcasts both."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        # The innermost call is the last one; None: it has not exactly two tensors.
         self._calls: list[Pair | None] = []
         self.pairs: dict[Pair, None] = {}
 
@@ -98,25 +97,19 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._calls.append(pair)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-        """End it."""
+        """End the call of a loss."""
         self._calls.pop()
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
+    def record(self, func: Any, args: Sequence[Any], result: Any) -> None:
+        """Record the current loss if this operator repeats both output and target."""
         pair = self._calls[-1] if self._calls else None
+        if pair is None or not isinstance(result, Tensor):
+            return
         shapes = {tuple(value.shape) for value in args if isinstance(value, Tensor)}
-        # A result that is larger than both operands has repeated both.
+        # Equal shapes are not broadcast: torch.cdist, for one, compares all pairs on purpose.
         if (
-            pair is not None
-            and isinstance(result, Tensor)
+            pair.output != pair.target
             and shapes == {pair.output, pair.target}
             and result.numel() > max(prod(pair.output), prod(pair.target))
         ):
             self.pairs[pair] = None
-        return result

@@ -4,7 +4,7 @@ import io
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import phasetrain
+from phasetrain.addons.observe import operators
+from phasetrain.addons.observe.operators import FunctionMode, OperatorMode
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.runtime.terminal import Terminal
 
@@ -44,6 +44,9 @@ PACKAGE = Path(phasetrain.__file__).parent
 TORCH = Path(torch.__file__).parent
 ALLOWED = (str(PACKAGE / "optim"), str(PACKAGE / "hooks"), str(PACKAGE / "checkpoint"))
 """Code that is documented to read values: some optimizers and scalers, and hooks at log points."""
+
+WATCHING = (__file__, operators.__file__)
+"""Files whose frames are between an operator and the code that calls it."""
 
 STEP = frozenset({"train_step", "on_step"})
 """Functions that make up a train step."""
@@ -78,10 +81,10 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
             loop=watch.loop,
             terminal=Terminal(io.StringIO(), live=False),
         )
-    if watch.found:
+    if watch.reads:
         lines = [
             f"{reader} ({operator}), {times} times"
-            for (reader, operator), times in watch.found.items()
+            for (reader, operator), times in watch.reads.items()
         ]
         raise AssertionError(
             f"in {UPDATES - 1} updates values were read from the device: {'; '.join(lines)}. Each "
@@ -95,11 +98,11 @@ class _Watch:
     """Finds reads of values during the train steps of an engine.
 
     Attributes:
-        found: (file:line, operator) -> times.
+        reads: (file:line, operator) -> times.
     """
 
     def __init__(self) -> None:
-        self.found: dict[tuple[str, str], int] = {}
+        self.reads: dict[tuple[str, str], int] = {}
         self._engine: PhaseEngine | None = None
         self._watching = False
         self._on_host: set[int] = set()
@@ -108,8 +111,10 @@ class _Watch:
         """Run the engine and watch it."""
         self._engine = engine
         with ExitStack() as stack:
-            stack.enter_context(_DispatchMode(self))
-            stack.enter_context(_FunctionMode(self))
+            stack.enter_context(OperatorMode(self.record_operator))
+            # Tensor.cpu and the like are no operators on the CPU, so they never reach the
+            # dispatcher.
+            stack.enter_context(FunctionMode(self.record_function))
             if engine.task.parts.machine.device.type == "cuda":
                 stack.enter_context(_catch_sync_warnings(self))
             # PhaseEngine.run, written out to skip the first update and to know each batch.
@@ -117,6 +122,17 @@ class _Watch:
                 self._watching = number > 0
                 self._on_host = {_memory_address(batch.ids) for batch in batches}
                 engine.finish(engine.task.train_step(batches, engine.position(), engine.events()))
+
+    def record_operator(self, func: Any, args: Sequence[Any], result: object) -> None:
+        """Record an operator if it reads values."""
+        name = func.overloadpacket.__name__
+        if name in READS or (name == "index" and _selects_by_value(args[1])):
+            self.record_read(f"aten::{name}", args[0])
+
+    def record_function(self, func: Any, args: Sequence[Any], result: object) -> None:
+        """Record a method that copies a tensor to the host."""
+        if func in COPIES:
+            self.record_read(f"Tensor.{func.__name__}", args[0])
 
     def record_read(self, operator: str, tensor: object = None) -> None:
         """Record that a value is read, if that is in a watched step and by code that may not."""
@@ -133,43 +149,7 @@ class _Watch:
             return
         reader = _find_reader(sys._getframe(1))
         if reader:
-            self.found[reader, operator] = self.found.get((reader, operator), 0) + 1
-
-
-class _DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        if name in READS or (name == "index" and _selects_by_value(args[1])):
-            self._watch.record_read(f"aten::{name}", args[0])
-        return func(*args, **(kwargs or {}))
-
-
-# Tensor.cpu and the like are no operators on the CPU, so they never reach the dispatcher.
-class _FunctionMode(TorchFunctionMode):
-    def __init__(self, watch: _Watch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if func in COPIES:
-            self._watch.record_read(f"Tensor.{func.__name__}", args[0])
-        return func(*args, **(kwargs or {}))
+            self.reads[reader, operator] = self.reads.get((reader, operator), 0) + 1
 
 
 @contextmanager
@@ -204,11 +184,11 @@ def _find_reader(frame: FrameType | None) -> str | None:
     in_step = False
     while frame is not None:
         name = frame.f_code.co_filename
-        if reader is None and not name.startswith(str(TORCH)) and name != __file__:
+        if reader is None and not name.startswith(str(TORCH)) and name not in WATCHING:
             if name.startswith(ALLOWED):
                 return None
             reader = f"{name}:{frame.f_lineno}"
-        in_step = in_step or (frame.f_code.co_name in STEP and name != __file__)
+        in_step = in_step or (frame.f_code.co_name in STEP and name not in WATCHING)
         frame = frame.f_back
     if in_step:
         return reader

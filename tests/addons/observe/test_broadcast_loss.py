@@ -48,6 +48,13 @@ class Squeezed(nn.Module):
         return binary_cross_entropy_with_logits(output[:, 0], (target > 0).float())
 
 
+class Distances(nn.Module):
+    """Pairs outputs and targets of one shape on purpose, without broadcasting."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return torch.cdist(output, target).mean()
+
+
 class Pixels(nn.Module):
     """Is a cross entropy of classes, of samples or of pixels."""
 
@@ -104,6 +111,7 @@ def test_term_of_a_sum_is_named() -> None:
         (Squares(), torch.rand(8, 3), torch.rand(8, 3)),
         (Squares(), torch.rand(8, 3), torch.rand(8, 1)),
         (Squares(), torch.rand(1, 1), torch.rand(1)),
+        (Distances(), torch.rand(8, 3), torch.rand(8, 3)),
         (Squeezed(), torch.rand(8, 1), torch.rand(8)),
         (Pixels(), torch.rand(8, 3), torch.zeros(8, dtype=torch.long)),
         (Pixels(), torch.rand(8, 1), torch.zeros(8, dtype=torch.long)),
