@@ -2,17 +2,18 @@
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.addons.observe.loss_in_parts import list_splits
+from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.data import SampleReader
 from phasetrain.engine.batch import IGNORED
 from phasetrain.engine.plan import Phase
 from phasetrain.losses import CrossEntropy, FunctionLoss, find_target_counter, name_loss
 from phasetrain.proof.held import is_custom
-from phasetrain.runtime.nested import list_tensors
+from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
 from phasetrain.tasks.supervised import Supervised
 
@@ -58,16 +59,48 @@ def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
 def _check_custom_losses(task: Task) -> None:
     """Warn if a custom loss may average over the targets that it does not ignore."""
     for loss in task.parts.losses or [task.parts.loss]:
-        for part in loss.modules() if find_target_counter(loss) is None else ():
-            source = part.function if isinstance(part, FunctionLoss) else type(part)
-            if getattr(part, "ignore_index", None) is not None and is_custom(source):
-                log.warning(
-                    "LOSS: %s declares ignore_index, and a batch is computed in parts, "
-                    "which count by their samples; if it is a mean over the other targets, this is "
-                    "not the update of the whole batch: return their number by `weight_of(batch)` "
-                    "of a custom task",
-                    name_loss(part),
-                )
+        for part, _ in _list_custom_ignoring(loss):
+            log.warning(
+                "LOSS: %s declares ignore_index, and a batch is computed in parts, which are "
+                "weighted by their samples; if the loss is the mean over the other targets, this "
+                "is not the update of the whole batch: let `weight_of(batch)` of a custom task "
+                "return the number of these targets",
+                name_loss(part),
+            )
+
+
+def _list_custom_ignoring(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
+    """Yield each custom part of a loss that declares `ignore_index`, and its value."""
+    if find_target_counter(loss) is not None:
+        return
+    for part in loss.modules():
+        source = part.function if isinstance(part, FunctionLoss) else type(part)
+        ignored = getattr(part, "ignore_index", None)
+        if isinstance(ignored, int) and is_custom(source):
+            yield part, ignored
+
+
+def replace_reported_targets(loss: nn.Module, target: Any, *, is_split: bool) -> Any:
+    """Return the targets, with others of the same tensor instead of those whose effect on parts of
+    a batch `check_ignored_targets` reports.
+
+    Args:
+        loss: the loss.
+        target: tensors, nested in any form.
+        is_split: the run computes batches in parts.
+    """
+    reported = {ignored for _, ignored in find_uncounted(loss)}
+    if is_split:
+        reported |= {ignored for _, ignored in _list_custom_ignoring(loss)}
+
+    def fill(tensor: Tensor) -> Tensor:
+        for ignored in reported:
+            counted = tensor[tensor != ignored]
+            if counted.numel():
+                tensor = tensor.where(tensor != ignored, counted[0])
+        return tensor
+
+    return map_tensors(target, fill)
 
 
 def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
