@@ -1,5 +1,5 @@
-"""Datasets that hooks change while workers have copies of them: the workers restart, so that batches
-do not depend on the number of workers."""
+"""Datasets that hooks change while workers have copies of them: the workers restart, so that
+batches do not depend on the number of workers."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -118,8 +118,8 @@ class _Followed:
                 self._is_reported = True
                 log.warning(
                     "%s: %s changes in the middle of an epoch, and its workers keep the values "
-                    "of the start of the epoch; change it in on_phase_start, on_metrics or on_phase_end, or "
-                    "set %s.workers=0",
+                    "of the start of the epoch; change it in on_phase_start, on_metrics or "
+                    "on_phase_end, or set %s.workers=0",
                     self._where,
                     describe_place(changed),
                     self._where,
