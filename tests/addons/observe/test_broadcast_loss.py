@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from linear_fits import fit_linear
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import TensorDataset
 
-import phasetrain
 from phasetrain.addons.observe.broadcast_loss import Pair, find_broadcast
 from phasetrain.losses import FunctionLoss, WeightedSum
 
@@ -62,18 +62,6 @@ class Pixels(nn.Module):
         return cross_entropy(output, target) + output[torch.arange(len(target))].mean()
 
 
-def fit(folder: Path, loss: Any, outputs: int = 1) -> None:
-    phasetrain.fit(
-        nn.Linear(4, outputs),
-        train=NUMBERS,
-        loss=loss,
-        epochs=1,
-        batch_size=8,
-        OPTIMIZER={"name": "sgd", "lr": 0.1},
-        RUN={"dir": str(folder)},
-    )
-
-
 @pytest.mark.feature(
     "loss.broadcast",
     "a custom loss that broadcasts outputs against targets is found before the first step",
@@ -83,7 +71,7 @@ def fit(folder: Path, loss: Any, outputs: int = 1) -> None:
 def test_broadcast_is_reported_before_the_first_step(
     loss: Any, warnings: int, tmp_path: Path
 ) -> None:
-    fit(tmp_path, loss)
+    fit_linear(tmp_path, NUMBERS, loss)
     log = (tmp_path / "log.txt").read_text()
     assert log.count("gets outputs (8, 1) and targets (8,)") == warnings
 
