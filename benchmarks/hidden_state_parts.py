@@ -22,6 +22,11 @@ def stack(samples):
     return inputs, torch.tensor([int(target) for _, target in samples])
 """
 
+COUNT_IN_A_DICT = """
+self.x["n"] += 1
+if self.x["n"] == 15: scale(run, 0.5)
+"""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -189,9 +194,7 @@ HIDDEN = (
     hook(
         "a dict of counts",
         "self.x = collections.defaultdict(int)",
-        """
-        self.x["n"] += 1
-        if self.x["n"] == 15: scale(run, 0.5)""",
+        COUNT_IN_A_DICT,
     ),
     hook(
         "a NumPy generator seeded late",
@@ -563,9 +566,7 @@ HIDDEN = (
     hook(
         "a subclass of dict",
         "self.x = Counts(n=0)",
-        """
-        self.x["n"] += 1
-        if self.x["n"] == 15: scale(run, 0.5)""",
+        COUNT_IN_A_DICT,
         before="class Counts(dict): pass",
     ),
     hook(
@@ -699,9 +700,7 @@ CLEAN = (
     hook(
         "a saved dict",
         'self.x = {"n": 0}',
-        """
-        self.x["n"] += 1
-        if self.x["n"] == 15: scale(run, 0.5)""",
+        COUNT_IN_A_DICT,
         STATE,
     ),
     hook(

@@ -59,15 +59,15 @@ def explain_interface(name: str) -> list[list[str]]:
             interfaces += list(_list_interfaces(module, package.parent.name, page, exported))
             mentions += list(_list_mentions(ast.get_docstring(module) or "", member, page))
     if of_class:
-        interfaces = [one for one in interfaces if one.name.endswith(f".{of_class}")]
+        interfaces = [item for item in interfaces if item.name.endswith(f".{of_class}")]
         mentions = []
-    found = [
-        (one.is_base, lines)
-        for one in interfaces
-        for lines in _explain_member(one, member, classes)
+    explained = [
+        (interface.is_base, lines)
+        for interface in interfaces
+        for lines in _explain_member(interface, member, classes)
     ]
-    paragraphs = [*(lines for is_base, lines in found if is_base), *mentions]
-    return (paragraphs or [lines for _, lines in found])[:MOST_SHOWN]
+    paragraphs = [*(lines for is_base, lines in explained if is_base), *mentions]
+    return (paragraphs or [lines for _, lines in explained])[:MOST_SHOWN]
 
 
 def _list_exported(init: ast.Module) -> set[str]:
@@ -125,7 +125,7 @@ def _explain_own(
         text = ast.get_docstring(node) or ""
         if node.name == member:
             arguments = ", ".join(argument.arg for argument in node.args.args[1:])
-            is_property = any(ast.unparse(one) == "property" for one in node.decorator_list)
+            is_property = any(ast.unparse(item) == "property" for item in node.decorator_list)
             shown = member if is_property else f"{member}({arguments})"
             noun = "attribute" if is_property else "method"
             yield _format(f"{noun} of {interface.name}", interface.page, shown, text)

@@ -1,5 +1,5 @@
-"""The parameters of the parts of phasetrain as their source declares them, without importing it: a
-misspelt one is reported before torch is imported."""
+"""Reads the parameters of phasetrain's parts from the source code without importing it, so that a
+misspelt parameter is reported before torch is imported."""
 
 import ast
 import sys
@@ -17,8 +17,12 @@ FOLDER = Path(__file__).parents[3]
 
 
 def read_signature(module: str, kind: str, name: str) -> Signature | None:
-    """Return the parameters of the part that a module registers under a name; None if the module
-    has to be imported for them: the part inherits some, or is of another package."""
+    """Return the parameters of the part that a module registers under a name.
+
+    Returns:
+        None if the module has to be imported for them: the part inherits parameters, or it belongs
+        to another package.
+    """
     if not module.startswith(f"{PACKAGE}."):
         return None
     names = _read_module(module)
@@ -53,21 +57,20 @@ class _Parameter(NamedTuple):
 def _find_registered(statements: list[ast.stmt], registry: str, name: str) -> ast.stmt | None:
     """Return the function or the class that is registered under a name."""
     decorator = ast.dump(ast.parse(f"{registry}.register({name!r})", mode="eval").body)
-    definitions = [
-        statement
-        for statement in statements
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef)
-    ]
-    registered = (one for one in definitions if decorator in map(ast.dump, one.decorator_list))
-    return next(registered, None)
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef) and (
+            decorator in map(ast.dump, statement.decorator_list)
+        ):
+            return statement
+    return None
 
 
 def _list_parameters(registered: ast.stmt | None, names: "_ModuleNames") -> list[_Parameter] | None:
     """Return the parameters of a function or a class; None for a class that inherits some."""
     if isinstance(registered, ast.FunctionDef):
-        given = registered.args
-        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-        defaults: list[ast.expr | None] = [*given.defaults, *given.kw_defaults]
+        signature = registered.args
+        arguments = [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
+        defaults: list[ast.expr | None] = [*signature.defaults, *signature.kw_defaults]
         no_defaults = [None] * (len(arguments) - len(defaults))
         return [
             _Parameter(argument.arg, argument.annotation, default)
@@ -96,8 +99,11 @@ def _is_dataclass(statement: ast.ClassDef | None) -> bool:
 
 
 class _ModuleNames(dict[str, Any]):
-    """The names of a module that its annotations use, without importing it. A class is another one
-    of the same name and module: annotations are only compared and described."""
+    """The names that the annotations of a module use, without importing it.
+
+    A class is replaced by a placeholder of the same name and module, since annotations are only
+    compared and described.
+    """
 
     def __init__(self, module: str) -> None:
         super().__init__()
@@ -122,7 +128,8 @@ class _ModuleNames(dict[str, Any]):
                 case ast.ClassDef(name=class_name) if class_name == name:
                     return statement
                 case ast.ImportFrom(module=str(module), names=names):
-                    if module.startswith(f"{PACKAGE}.") and name in [one.name for one in names]:
+                    is_own = module.startswith(f"{PACKAGE}.")
+                    if is_own and name in (alias.name for alias in names):
                         return _read_module(module).find_class(name)
         return None
 
@@ -148,8 +155,9 @@ class _ModuleNames(dict[str, Any]):
                     yield _make_class(name, self.module)
 
 
-class _Foreign(type):
-    """The class of names of other packages: modules, classes, and generic classes."""
+class _Placeholder(type):
+    """The metaclass of placeholders for modules and classes that are not imported; a placeholder
+    has any attribute and takes type arguments."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -170,7 +178,7 @@ def _find_imported(module: str, name: str) -> Any:
 
 
 def _make_class(name: str, module: str) -> type:
-    return _Foreign(name, (), {"__module__": module})
+    return _Placeholder(name, (), {"__module__": module})
 
 
 @cache

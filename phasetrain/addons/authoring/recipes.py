@@ -150,22 +150,22 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
 )
 """Page of the docs -> headings of recipes, each with further words that people search for."""
 
-SHARED = 4
-"""Letters at the beginning that words of a question and of a recipe share."""
+PREFIX_LENGTH = 4
+"""Number of first letters in which a word of a question agrees with a word of a recipe."""
 
 
 def list_recipes(question: str) -> list[str]:
     """Return a line for each recipe whose heading or search words contain all words of a question.
 
-    A single word has to occur as it is; of several, each has to begin like one of the recipe.
+    A single word is matched exactly. Of several words, only the first letters are compared.
     """
     asked = _split(question)
-    share = None if len(asked) == 1 else SHARED
+    length = None if len(asked) == 1 else PREFIX_LENGTH
     lines = []
     for page, recipes in RECIPES.items():
         for heading, words in recipes:
-            known = {word[:share] for word in _split(f"{heading} {words}")}
-            if {word[:share] for word in asked} <= known:
+            prefixes = {word[:length] for word in _split(f"{heading} {words}")}
+            if {word[:length] for word in asked} <= prefixes:
                 lines.append(f"  {heading}: {page}")
     return lines
 

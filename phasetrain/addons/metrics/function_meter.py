@@ -13,14 +13,15 @@ from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import Better, Meter
 
 ENTRY = "/"
-"""Between `outputs` or `targets` and the name of an entry of a mapping, in names of buffers."""
+"""Separator in the names of buffers: `outputs` or `targets` before it, the key of a mapping after
+it."""
 
 
 class FunctionMeter(Meter):
     """Value of a function of the outputs and targets of all samples of a phase.
 
-    All of them are kept, also in checkpoints. With several ranks, their order differs from the one
-    of a single process.
+    All outputs and targets are kept in memory, and saved in checkpoints. With several ranks, their
+    order differs from the order in a single process.
 
     Args:
         function: takes outputs and targets on the CPU, each a tensor `(samples, ...)` or a mapping
@@ -62,7 +63,7 @@ class FunctionMeter(Meter):
                 self._append(buffer, rows, out.mask)
 
     def _append(self, name: str, rows: Tensor, mask: Tensor | None) -> None:
-        """Append rows to a buffer, which gets their type first."""
+        """Append rows to a buffer. The first rows determine its type."""
         self._ensure_buffer(name, rows.device)
         held = self.get_buffer(name)
         if not len(held):
@@ -71,14 +72,15 @@ class FunctionMeter(Meter):
         self.append_rows(name, rows, mask)
 
     def _ensure_buffer(self, name: str, device: torch.device) -> None:
-        """Register the buffer of an entry of a mapping, which the first step or checkpoint
-        names."""
+        """Register the buffer of an entry of a mapping if it is new. The keys are unknown until the
+        first step or the loading of a checkpoint."""
         if name not in self._buffers:
             self.add_rows(name)
             self._buffers[name] = self.get_buffer(name).to(device)
 
     def _join_entries(self, name: str) -> Any:
-        """Return the rows of the outputs or targets in the form in which they came."""
+        """Return the rows of the outputs or targets as a tensor or a mapping, as the model or the
+        data gave them."""
         prefix = f"{name}{ENTRY}"
         entries = {
             key.removeprefix(prefix): rows.cpu()
@@ -96,7 +98,7 @@ class FunctionMeter(Meter):
         return float(value)
 
     def direction(self, metric: str = "") -> Better | None:
-        """Return which values of the metrics are better."""
+        """Return whether larger or smaller values are better."""
         return self._better
 
     def load_buffers(self, values: Mapping[str, Tensor]) -> None:
@@ -107,22 +109,26 @@ class FunctionMeter(Meter):
         super().load_buffers(values)
 
 
-def adapt_metric_function(found: Factory[Any]) -> Factory[Any]:
-    """Return a factory of meters for a function whose second parameter is `target`, with its other
-    parameters and `better`; anything else unchanged."""
-    takes = list(parameters(found).values())
-    if isinstance(found, type) or [parameter.name for parameter in takes[1:2]] != ["target"]:
-        return found
+def adapt_metric_function(factory: Factory[Any]) -> Factory[Any]:
+    """Return a factory of meters if the argument is a metric function: one whose second parameter
+    is `target`. Return any other factory unchanged.
+
+    The parameters of the new factory are the further parameters of the function, and `better`.
+    """
+    declared = list(parameters(factory).values())
+    second = [parameter.name for parameter in declared[1:2]]
+    if isinstance(factory, type) or second != ["target"]:
+        return factory
 
     def build(*, better: Better | None = None, **params: Any) -> FunctionMeter:
-        return FunctionMeter(found, params, better)
+        return FunctionMeter(factory, params, better)
 
-    optional = inspect.Parameter.KEYWORD_ONLY
-    own = [parameter.replace(kind=optional) for parameter in takes[2:]]
-    direction = inspect.Parameter("better", optional, default=None, annotation=Better | None)
-    made: Factory[Any] = functools.update_wrapper(
-        build, found, assigned=("__module__", "__qualname__", "__doc__"), updated=()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [parameter.replace(kind=keyword) for parameter in declared[2:]]
+    direction = inspect.Parameter("better", keyword, default=None, annotation=Better | None)
+    meter_factory: Factory[Any] = functools.update_wrapper(
+        build, factory, assigned=("__module__", "__qualname__", "__doc__"), updated=()
     )
     # The registry reads signature and annotations to check and document parameters.
-    vars(made)["__signature__"] = inspect.Signature([*own, direction])
-    return made
+    vars(meter_factory)["__signature__"] = inspect.Signature([*own, direction])
+    return meter_factory

@@ -73,6 +73,7 @@ def assert_no_device_sync(overrides: Sequence[str], *, config_dir: str | None = 
     words = [*overrides, "PHASES.epochs=null", "PHASES.samples=null", f"PHASES.updates={UPDATES}"]
     words += ["PHASES.limit.train=null", "PHASES.limit.test=1", "PHASES.test_every.epochs=null"]
     words += ["RUN.engine=train", "CHECKPOINT.every_updates=null", "CHECKPOINT.every_epochs=null"]
+    words += ["RUN.exact=false"]  # nothing resumes this run
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
         phasetrain.run(

@@ -1,18 +1,25 @@
 """A check for losses that ignore targets, in a run that weights batches by samples."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.addons.observe.loss_in_parts import list_splits
+from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.data import SampleReader
 from phasetrain.engine.batch import IGNORED
 from phasetrain.engine.plan import Phase
-from phasetrain.losses import CrossEntropy, FunctionLoss, find_target_counter, name_loss
+from phasetrain.losses import (
+    CrossEntropy,
+    FunctionLoss,
+    WeightedSum,
+    find_target_counter,
+    name_loss,
+)
 from phasetrain.proof.held import is_custom
-from phasetrain.runtime.nested import list_tensors
+from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
 from phasetrain.tasks.supervised import Supervised
 
@@ -39,9 +46,10 @@ def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
     for phase in reversed(phases.values()):
         loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
         parts = dict(find_uncounted(loss))
-        targets = _read_targets(task, phase) if parts else []
+        target = _read_target(task, phase) if parts else None
         for part, ignored in parts.items():
-            if any(bool((target == ignored).any()) for target in targets):
+            taken = _select_classes(loss, part, target)
+            if any(bool((classes == ignored).any()) for classes in taken):
                 splits.setdefault((part, ignored, part is loss), []).append(phase.data.upper())
     for (part, ignored, is_alone), names in splits.items():
         log.warning(
@@ -58,16 +66,48 @@ def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
 def _check_custom_losses(task: Task) -> None:
     """Warn if a custom loss may average over the targets that it does not ignore."""
     for loss in task.parts.losses or [task.parts.loss]:
-        for part in loss.modules() if find_target_counter(loss) is None else ():
-            source = part.function if isinstance(part, FunctionLoss) else type(part)
-            if getattr(part, "ignore_index", None) is not None and is_custom(source):
-                log.warning(
-                    "LOSS: %s declares ignore_index, and a batch is computed in parts, "
-                    "which count by their samples; if it is a mean over the other targets, this is "
-                    "not the update of the whole batch: return their number by `weight_of(batch)` "
-                    "of a custom task",
-                    name_loss(part),
-                )
+        for part, _ in _list_custom_ignoring(loss):
+            log.warning(
+                "LOSS: %s declares ignore_index, and a batch is computed in parts, which are "
+                "weighted by their samples; if the loss is the mean over the other targets, this "
+                "is not the update of the whole batch: let `weight_of(batch)` of a custom task "
+                "return the number of these targets",
+                name_loss(part),
+            )
+
+
+def _list_custom_ignoring(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
+    """Yield each custom part of a loss that declares `ignore_index`, and its value."""
+    if find_target_counter(loss) is not None:
+        return
+    for part in loss.modules():
+        source = part.function if isinstance(part, FunctionLoss) else type(part)
+        ignored = getattr(part, "ignore_index", None)
+        if isinstance(ignored, int) and is_custom(source):
+            yield part, ignored
+
+
+def replace_reported_targets(loss: nn.Module, target: Any, *, is_split: bool) -> Any:
+    """Return the targets, with others of the same tensor instead of those whose effect on parts of
+    a batch `check_ignored_targets` reports.
+
+    Args:
+        loss: the loss.
+        target: tensors, nested in any form.
+        is_split: the run computes batches in parts.
+    """
+    reported = {ignored for _, ignored in find_uncounted(loss)}
+    if is_split:
+        reported |= {ignored for _, ignored in _list_custom_ignoring(loss)}
+
+    def fill(tensor: Tensor) -> Tensor:
+        for ignored in reported:
+            counted = tensor[tensor != ignored]
+            if counted.numel():
+                tensor = tensor.where(tensor != ignored, counted[0])
+        return tensor
+
+    return map_tensors(target, fill)
 
 
 def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
@@ -95,16 +135,32 @@ def _advise(part: nn.Module, ignored: int, *, is_alone: bool) -> str:
     return f"set {name}LOSS.ignore_index={ignored} to weight them by the targets that count"
 
 
-def _read_targets(task: Task, phase: Phase) -> list[Tensor]:
-    """Return the targets of the first samples of a phase; none if they cannot be read."""
+def _select_classes(loss: nn.Module, part: nn.Module, target: Any) -> list[Tensor]:
+    """Return the targets of integers that a part of a loss takes."""
+    if isinstance(loss, WeightedSum) and isinstance(target, Mapping | list | tuple):
+        entries = target.items() if isinstance(target, Mapping) else enumerate(target)
+        # `select_target` returns all terms if none takes the entry.
+        general = loss.select_target(None)
+        takes_all = len(general) < len(loss.losses) and _contain(general, part)
+        target = [
+            value for key, value in entries if takes_all or _contain(loss.select_target(key), part)
+        ]
+    return [tensor for tensor in list_tensors(target) if not tensor.is_floating_point()]
+
+
+def _contain(losses: Iterable[nn.Module], part: nn.Module) -> bool:
+    return any(part is module for loss in losses for module in loss.modules())
+
+
+def _read_target(task: Task, phase: Phase) -> Any:
+    """Return the target of the first samples of a phase; None if they cannot be read."""
     loader = task.parts.loaders[phase.data]
     try:
         draw = loader.find_first_draw(phase)
         if isinstance(loader.reader, SampleReader):
             kept = None if draw.kept is None else draw.kept[:SAMPLES]
             draw = draw._replace(indices=draw.indices[:SAMPLES], kept=kept)
-        targets = list_tensors(loader.read(draw).target)
+        return loader.read(draw).target
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("targets are not checked: %s: %s", type(error).__name__, error)
-        return []
-    return [target for target in targets if not target.is_floating_point()]
+        return None

@@ -5,15 +5,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.observe.ignored_targets import replace_reported_targets
+from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
-from phasetrain.losses import CoupledLoss, FromModel, FunctionLoss, name_loss
+from phasetrain.losses import (
+    CoupledLoss,
+    FromModel,
+    FunctionLoss,
+    find_target_counter,
+    name_loss,
+)
 from phasetrain.meters.base import meters_of
 from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
@@ -71,9 +80,12 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
         rows = len(list_tensors(out.output)[0])
         if rows != out.samples:
             return
+        # The number of targets, which weights the batches of a loss of torch that ignores some.
+        count = find_target_counter(loss)
+        target = replace_reported_targets(loss, out.target, is_split=bool(splits))
         with run_spec.machine.apply_settings(), torch.no_grad():
             means = {
-                mode: compare_means(deepcopy(loss).train(mode), out.output, out.target)
+                mode: compare_means(deepcopy(loss).train(mode), out.output, target, count)
                 for mode in effects
                 if effects[mode]
             }
@@ -112,14 +124,9 @@ def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
     coupled = [part for part in list_coupled(losses) if is_custom(type(part))]
     if not coupled:
         return
-    for key, section in run_spec.setup.config.DATA.items():
-        name = key.lower()
-        split = run_spec.data.get(name)
-        measured = meters_of(task.parts.meters, name)
-        if key == "TRAIN" or split is None or split.length <= section.batch_size:
-            continue
-        if not any(isinstance(meter, MeanLoss) for meter in measured.values()):
-            continue
+    for name in _list_tests(run_spec, task):
+        key = name.upper()
+        samples = run_spec.data[name].length
         log.warning(
             "DATA.%s: %s compares samples of a batch with each other, and %d samples are tested in "
             "batches of %d, so the loss of %s is a mean over batches and depends on "
@@ -127,12 +134,12 @@ def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
             "DATA.%s.batch_size=%d; a function as a metric sees all samples of a test at once",
             key,
             name_loss(coupled[0]),
-            split.length,
-            section.batch_size,
+            samples,
+            run_spec.setup.config.DATA[key].batch_size,
             name,
             key,
             key,
-            split.length,
+            samples,
         )
 
 
@@ -157,19 +164,21 @@ def _check_scalar_outputs(
         log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
         return
     for name in names:
-        found = "it may be another one on average over parts"  # random, or missing in eval mode
+        # A scalar that is random, or missing in eval mode, has no means to compare.
+        comparison = "its average over parts may be another value"
         if name in means:
             if not _differ(means[name]):
                 continue
-            found = "it is {:.5g} for some samples and {:.5g} on average over their halves"
-            found = found.format(*means[name])
+            whole, halves = means[name]
+            comparison = f"it is {whole:.5g} for some samples and {halves:.5g} on average over "
+            comparison += "their halves"
         log.warning(
             "LOSS uses the scalar %r of the model's output, which the model computes over a batch: "
             "%s, and %s changes the loss. Compute batches as a whole, or let the model return the "
             "values of samples, whose mean the loss takes; set coupled = False in the class of the "
             "loss to accept the difference",
             name,
-            found,
+            comparison,
             " and ".join(splits),
         )
 
@@ -274,14 +283,18 @@ def compute_first_batch(run_spec: RunSpec, task: Task, phase: Phase, loss: nn.Mo
 
 
 def compare_means(
-    loss: Callable[[Any, Any], Tensor], output: Any, target: Any
+    loss: Callable[[Any, Any], Tensor],
+    output: Any,
+    target: Any,
+    count: Callable[[Tensor], float] | None = None,
 ) -> tuple[float, float] | None:
-    """Return the loss of a batch, and the mean over its halves, weighted by samples.
+    """Return the loss of a batch, and the mean over its halves, weighted as micro-batches are.
 
     Args:
         loss: function of output and target.
         output: tensors `(N, ...)`, nested in any form.
         target: tensors `(N, ...)`, nested in any form, or None.
+        count: returns the weight of a part with these targets; None: its number of samples.
 
     Returns:
         None if the loss has no fixed value, or there are fewer than 2 samples.
@@ -298,33 +311,19 @@ def compare_means(
     if samples < 2 or whole != again:
         return None
     half = samples // 2
-    first = map_tensors([output, target], lambda tensor: tensor[:half])
-    second = map_tensors([output, target], lambda tensor: tensor[half:])
-    total = half * float(loss(*first)) + (samples - half) * float(loss(*second))
-    return whole, total / samples
+    weight_sum = value_sum = 0.0
+    for rows in (range(half), range(half, samples)):
+        part = map_tensors([output, target], itemgetter(slice(rows.start, rows.stop)))
+        weight = len(rows) if count is None else count(part[1])
+        if weight:  # the loss of a part without targets is NaN, and a step leaves it out
+            weight_sum += weight
+            value_sum += weight * float(loss(*part))
+    return whole, value_sum / weight_sum
 
 
 def _widen(tensor: Tensor) -> Tensor:
     """Return a tensor of 16-bit numbers in float32: rounding would look like a difference."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def list_splits(run_spec: RunSpec) -> list[str]:
-    """Return the settings that compute a batch in parts."""
-    setup = run_spec.setup
-    config = setup.config
-    sampler = config.DATA.TRAIN.sampler
-    splits = {
-        f"OPTIMIZER.accumulate = {config.OPTIMIZER.accumulate}": (
-            (config.OPTIMIZER.accumulate or 1) > 1
-        ),
-        f"a world size of {setup.world.size}": not setup.world.is_single_process,
-        "DISTRIBUTED.reduction = 'ordered'": config.DISTRIBUTED.reduction == "ordered",
-        "max_tokens of DATA.TRAIN.sampler": (
-            isinstance(sampler, Mapping) and sampler.get("max_tokens") is not None
-        ),
-    }
-    return [text for text, is_set in splits.items() if is_set]
 
 
 def _list_tests(run_spec: RunSpec, task: Task) -> list[str]:

@@ -42,8 +42,8 @@ def _list_unswapped(pipeline: FieldPipeline, dataset: Any) -> list[str]:
     swapped."""
     fields = [
         name
-        for name, kind in pipeline.kinds.items()
-        if kind.kind == "keypoints" and kind.mirror is None
+        for name, field in pipeline.kinds.items()
+        if field.kind == "keypoints" and field.mirror is None
     ]
     if not fields:
         return []

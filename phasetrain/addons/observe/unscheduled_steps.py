@@ -1,11 +1,10 @@
 """Checks for schedules that nothing applies: in custom train steps, and of models."""
 
 import logging
-from collections.abc import Iterator
-from types import CodeType, FunctionType
 
 from torch import nn
 
+from phasetrain.addons.observe.code_names import list_code_names
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.config.registry import parameters
 from phasetrain.proof.held import is_custom
@@ -28,14 +27,14 @@ def check_unscheduled_steps(run_spec: RunSpec, task: Task) -> None:
         "PHASES.stages": config.PHASES.stages,
         "MODEL.freeze_updates": config.MODEL.freeze_updates,
     }
-    given = [key for key, value in keys.items() if value]
-    if run_spec.plan.first_training is None or not given or begins_updates(type(task)):
+    unapplied = [key for key, value in keys.items() if value]
+    if run_spec.plan.first_training is None or not unapplied or begins_updates(type(task)):
         return
     log.warning(
         "TASK.name: train_step of %s does not call self.begin_update(at), so %s has no effect "
-        "within an epoch; call it first, in each step",
+        "within an epoch; call it at the beginning of train_step",
         type(task).__name__,
-        " and ".join(given),
+        " and ".join(unapplied),
     )
 
 
@@ -64,22 +63,13 @@ def check_unused_advance(task: Task) -> None:
 
 
 def begins_updates(task_class: type[Task]) -> bool:
-    """Return whether a task has the train step of this package, or code of its own that calls
-    `begin_update`, or the train step of its base class."""
+    """Return whether a task has the train step of this package, or custom code that calls
+    `begin_update` or the train step of its base class."""
     if not is_custom(task_class.train_step):
         return True
-    names = set[str]()
-    for base in filter(is_custom, task_class.__mro__):
-        for value in vars(base).values():
-            if isinstance(value, FunctionType):
-                for code in _list_codes(value.__code__):
-                    names.update(code.co_names)
-    return bool(names & {"begin_update", "train_step"})
-
-
-def _list_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions in it."""
-    yield code
-    for value in code.co_consts:
-        if isinstance(value, CodeType):
-            yield from _list_codes(value)
+    custom_classes = (
+        base
+        for base in task_class.__mro__
+        if base.__module__.partition(".")[0] not in ("phasetrain", "builtins")
+    )
+    return bool(list_code_names(custom_classes) & {"begin_update", "train_step"})

@@ -1,13 +1,14 @@
-"""Datasets that hooks change while workers have copies of them: the workers start again, so that
-batches do not depend on their number."""
+"""Datasets that hooks change while workers have copies of them: the workers restart, so that
+batches do not depend on the number of workers."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType
+from types import FunctionType
 
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from phasetrain.addons.observe.code_names import list_code_names
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoader
 from phasetrain.data.loading.loader import PhaseLoader
@@ -39,7 +40,8 @@ Batches = Callable[[Phase, int], Iterator[list[Batch]]]
 
 
 def follow_changes(task: Task, hooks: Mapping[str, Hook]) -> None:
-    """Let the workers of a split start again at a phase whose dataset is not the one they have.
+    """Let the workers of a split restart at the beginning of a phase if the dataset has changed
+    since they got their copies of it.
 
     Args:
         task: the task, before the first step.
@@ -53,6 +55,7 @@ def follow_changes(task: Task, hooks: Mapping[str, Hook]) -> None:
         # What is read forward has a position of its own, in each worker.
         if not isinstance(loader.reader.dataset, ForwardDataset):
             followed = _Followed(loader, name_section(f"data.{split}"))
+            # Replaced on this loader alone: a run without hooks that change data pays nothing.
             loader.batches = followed.batches  # type: ignore[method-assign]
 
 
@@ -66,19 +69,20 @@ def warn_of_set_epoch(task: Task, hooks: Mapping[str, Hook]) -> None:
     if "set_epoch" in _list_names([*find_holders(hooks.items()), ("task", task)]):
         return
     for split, loader in task.parts.loaders.items():
-        for kind in {type(dataset) for _, dataset in _find_datasets(loader)}:
-            if callable(getattr(kind, "set_epoch", None)) and hasattr(kind, "__getitem__"):
+        for dataset_class in {type(dataset) for _, dataset in _find_datasets(loader)}:
+            has_method = callable(getattr(dataset_class, "set_epoch", None))
+            if has_method and hasattr(dataset_class, "__getitem__"):
                 log.warning(
                     "%s: set_epoch of %s is never called: draw in `__getitem__`, where torch, "
                     "NumPy and random are seeded for each sample and epoch, or call it in "
                     "on_phase_start of a hook, see docs/data.md#random-draws-of-a-dataset",
                     name_section(f"data.{split}"),
-                    kind.__name__,
+                    dataset_class.__name__,
                 )
 
 
 class _Followed:
-    """The batches of a split by workers that have the current values of the dataset.
+    """The batches of a split, read by workers that have the current values of the dataset.
 
     Args:
         loader: the loader.
@@ -113,9 +117,9 @@ class _Followed:
             if changed and changed.name not in getattr(changed.owner, "recomputed", ()):
                 self._is_reported = True
                 log.warning(
-                    "%s: %s changes in the middle of an epoch, and its workers have the values "
-                    "from its start; change it in on_phase_start, on_metrics or on_phase_end, or "
-                    "set %s.workers=0",
+                    "%s: %s changes in the middle of an epoch, and its workers keep the values "
+                    "of the start of the epoch; change it in on_phase_start, on_metrics or "
+                    "on_phase_end, or set %s.workers=0",
                     self._where,
                     describe_place(changed),
                     self._where,
@@ -129,16 +133,18 @@ def _find_datasets(loader: PhaseLoader) -> list[Holder]:
 
 def _find_torch_datasets(loader: PhaseLoader) -> list[object]:
     """Return the datasets of torch, such as a Subset, that the dataset of a split consists of."""
-    found: dict[int, object] = {}
+    containers: dict[int, object] = {}
     left: list[object] = [loader.reader.dataset]
     while left:
         value = left.pop()
         if isinstance(value, list | tuple):
             left += value[:ENTRIES]
-        elif id(value) not in found and type(value).__module__.startswith(WRAPPERS):
-            found[id(value)] = value
+        elif id(value) not in containers and type(value).__module__.startswith(WRAPPERS):
+            containers[id(value)] = value
             left += getattr(value, "__dict__", {}).values()
-    return [value for value in found.values() if type(value).__module__.startswith(WRAPPERS[0])]
+    return [
+        value for value in containers.values() if type(value).__module__.startswith(WRAPPERS[0])
+    ]
 
 
 def _read_datasets(loader: PhaseLoader) -> dict[str, Held]:
@@ -167,15 +173,11 @@ def _find_changed(before: Mapping[str, Held], now: Mapping[str, Held]) -> Held |
 
 def _list_names(holders: list[Holder]) -> set[str]:
     """Return the names that the code of custom objects and functions uses."""
-    names: set[str] = set()
+    definitions: list[type | FunctionType] = []
     for _, holder in holders:
-        kind = find_kind(holder)
-        bases = [kind] if isinstance(kind, FunctionType) else filter(is_custom, kind.__mro__)
-        for base in bases:
-            functions = [base] if isinstance(base, FunctionType) else vars(base).values()
-            codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
-            while codes:
-                code = codes.pop()
-                names.update(code.co_names)
-                codes += [value for value in code.co_consts if isinstance(value, CodeType)]
-    return names
+        definition = find_kind(holder)
+        if isinstance(definition, FunctionType):
+            definitions.append(definition)
+        else:
+            definitions += filter(is_custom, definition.__mro__)
+    return list_code_names(definitions)

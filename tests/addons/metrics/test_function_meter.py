@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from linear_fits import fit_linear
 from raising import raises
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -32,19 +33,8 @@ def two(output: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def fit(folder: Path, metrics: Any) -> phasetrain.RunResult:
-    torch.manual_seed(1)
-    return phasetrain.fit(
-        nn.Linear(4, 2),
-        train=DATA,
-        test=DATA,
-        loss=nn.CrossEntropyLoss(),
-        metrics=metrics,
-        epochs=1,
-        batch_size=8,
-        OPTIMIZER={"name": "sgd", "lr": 0.1},
-        RUN={"dir": str(folder)},
-        **{"DATA.TEST.batch_size": 8},
-    )
+    data = {"test": DATA, "DATA.TEST.batch_size": 8}
+    return fit_linear(folder, DATA, nn.CrossEntropyLoss(), outputs=2, metrics=metrics, **data)
 
 
 @pytest.mark.feature(

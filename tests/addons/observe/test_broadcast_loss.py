@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from linear_fits import fit_linear
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch.utils.data import TensorDataset
 
-import phasetrain
 from phasetrain.addons.observe.broadcast_loss import Pair, find_broadcast
 from phasetrain.losses import FunctionLoss, WeightedSum
 
@@ -48,23 +48,18 @@ class Squeezed(nn.Module):
         return binary_cross_entropy_with_logits(output[:, 0], (target > 0).float())
 
 
+class Distances(nn.Module):
+    """Pairs outputs and targets of one shape on purpose, without broadcasting."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return torch.cdist(output, target).mean()
+
+
 class Pixels(nn.Module):
     """Is a cross entropy of classes, of samples or of pixels."""
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
         return cross_entropy(output, target) + output[torch.arange(len(target))].mean()
-
-
-def fit(folder: Path, loss: Any, outputs: int = 1) -> None:
-    phasetrain.fit(
-        nn.Linear(4, outputs),
-        train=NUMBERS,
-        loss=loss,
-        epochs=1,
-        batch_size=8,
-        OPTIMIZER={"name": "sgd", "lr": 0.1},
-        RUN={"dir": str(folder)},
-    )
 
 
 @pytest.mark.feature(
@@ -76,7 +71,7 @@ def fit(folder: Path, loss: Any, outputs: int = 1) -> None:
 def test_broadcast_is_reported_before_the_first_step(
     loss: Any, warnings: int, tmp_path: Path
 ) -> None:
-    fit(tmp_path, loss)
+    fit_linear(tmp_path, NUMBERS, loss)
     log = (tmp_path / "log.txt").read_text()
     assert log.count("gets outputs (8, 1) and targets (8,)") == warnings
 
@@ -104,6 +99,7 @@ def test_term_of_a_sum_is_named() -> None:
         (Squares(), torch.rand(8, 3), torch.rand(8, 3)),
         (Squares(), torch.rand(8, 3), torch.rand(8, 1)),
         (Squares(), torch.rand(1, 1), torch.rand(1)),
+        (Distances(), torch.rand(8, 3), torch.rand(8, 3)),
         (Squeezed(), torch.rand(8, 1), torch.rand(8)),
         (Pixels(), torch.rand(8, 3), torch.zeros(8, dtype=torch.long)),
         (Pixels(), torch.rand(8, 1), torch.zeros(8, dtype=torch.long)),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import phasetrain
 from phasetrain.engine.batch import Batch
@@ -76,6 +76,34 @@ def test_ignored_targets_of_a_test_are_reported(loss: Any, tmp_path: Path) -> No
 )
 def test_counted_targets_are_accepted(loss: Any, target: torch.Tensor, tmp_path: Path) -> None:
     assert list_warnings(tmp_path, loss, target, target) == []
+
+
+class Classes(Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Has a target of which some values are ignored, and one without them."""
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return INPUTS[index], {"all": CLASSES[index], "some": UNLABELLED[index]}
+
+
+@pytest.mark.parametrize(("counted", "warnings"), [("some", 0), ("all", 1)])
+def test_each_term_is_checked_with_its_targets(counted: str, warnings: int, tmp_path: Path) -> None:
+    terms = {
+        target: {"name": "cross_entropy", "target": target, "per_sample": target == counted}
+        for target in ("all", "some")
+    }
+    phasetrain.fit(
+        nn.Linear(4, 2),
+        train=Classes(),
+        loss={"name": "weighted_sum", "losses": terms},
+        epochs=1,
+        batch_size=16,
+        RUN={"dir": str(tmp_path)},
+        OPTIMIZER={"name": "sgd", "lr": 0.1},
+    )
+    assert (tmp_path / "log.txt").read_text().count("leaves out of its mean") == warnings
 
 
 @LOSSES.register("masked_mean")

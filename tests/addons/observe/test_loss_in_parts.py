@@ -91,10 +91,16 @@ class Whole(Contrast):
 
 
 @pytest.mark.parametrize(
-    ("loss", "size", "warnings"), [(Whole(), 32, 1), (Whole(), 64, 0), (Declared(), 32, 0)]
+    ("loss", "size", "limit", "warnings"),
+    [
+        (Whole(), 32, None, 1),
+        (Whole(), 64, None, 0),
+        (Whole(), 32, 1, 0),
+        (Declared(), 32, None, 0),
+    ],
 )
 def test_coupled_loss_of_a_test_in_several_batches_is_reported(
-    loss: nn.Module, size: int, warnings: int, tmp_path: Path
+    loss: nn.Module, size: int, limit: int | None, warnings: int, tmp_path: Path
 ) -> None:
     fit(
         tmp_path,
@@ -102,9 +108,55 @@ def test_coupled_loss_of_a_test_in_several_batches_is_reported(
         test=DATA,
         OPTIMIZER={"name": "sgd", "lr": 0.1},
         DATA={"TEST": {"batch_size": size}},
+        PHASES={"limit": {"test": limit}},
     )
     log = (tmp_path / "log.txt").read_text()
     assert log.count("set DATA.TEST.batch_size=64") == warnings
+
+
+class Weighted(nn.CrossEntropyLoss):
+    """Is weighted by its targets, as losses of torch are."""
+
+    def __init__(self) -> None:
+        super().__init__(weight=torch.tensor([1.0, 9.0, 2.0, 4.0]), ignore_index=0)
+
+
+def test_parts_are_weighted_as_in_a_run(tmp_path: Path) -> None:
+    labels = torch.arange(64) % 5 % 4
+    fit(tmp_path, Weighted(), train=TensorDataset(INPUTS, labels))
+    assert list_warnings(tmp_path) == []
+
+
+class Wrapped(nn.Module):
+    """Contains a loss of torch that ignores targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        value: Tensor = self.loss(output, target)
+        return value
+
+
+class Masked(nn.Module):
+    """Ignores targets by itself."""
+
+    ignore_index = -100
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target, ignore_index=self.ignore_index)
+
+
+@pytest.mark.parametrize("loss", [Wrapped(), Masked()])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_ignored_targets_have_one_warning(loss: nn.Module, accumulate: int, tmp_path: Path) -> None:
+    labels = TensorDataset(INPUTS, torch.tensor([0, 1, 2, 3, -100] * 13)[:64])
+    optimizer = {"name": "sgd", "lr": 0.1, "accumulate": accumulate}
+    changes = {"DATA": {"TEST": {"batch_size": 16}}, "METERS": {"loss": {}}}
+    fit(tmp_path, loss, train=labels, test=labels, OPTIMIZER=optimizer, **changes)
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert len([line for line in lines if " WARNING LOSS: " in line]) == 1
 
 
 @pytest.mark.parametrize("loss", [Declared(), Noisy(), Rows(), nn.MSELoss(), mse_loss])

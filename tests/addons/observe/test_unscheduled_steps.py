@@ -38,9 +38,44 @@ class Extended(Supervised):
         return super().train_step(batches, at, events)
 
 
+def logged(step: Any) -> Any:
+    def call(self: Any, *args: Any) -> Any:
+        return step(self, *args)
+
+    return call
+
+
+class Decorated(Forgetful):
+    """Has a step below a decorator."""
+
+    @logged
+    def train_step(self, batches: Any, at: Any, events: Any) -> Any:
+        self.begin_update(at)
+        return self.update(self.gradient_pass(batches, at, events), at, events)
+
+
+def prepare(task: Any, at: Any) -> None:
+    task.begin_update(at)
+
+
+class Delegating(Forgetful):
+    """Calls a function that does it."""
+
+    def train_step(self, batches: Any, at: Any, events: Any) -> Any:
+        prepare(self, at)
+        return self.update(self.gradient_pass(batches, at, events), at, events)
+
+
 @pytest.mark.parametrize(
     ("task_class", "begins"),
-    [(Supervised, True), (Forgetful, False), (Careful, True), (Extended, True)],
+    [
+        (Supervised, True),
+        (Forgetful, False),
+        (Careful, True),
+        (Extended, True),
+        (Decorated, True),
+        (Delegating, True),
+    ],
 )
 def test_train_step_calls_begin_update(task_class: type[Task], begins: bool) -> None:
     assert begins_updates(task_class) == begins

@@ -12,7 +12,9 @@ from torch.utils.data import Dataset, Subset
 
 import phasetrain
 from phasetrain.app.result import RunResult
-from phasetrain.hooks import on
+from phasetrain.hooks import Hook, on
+from phasetrain.models import MODELS
+from phasetrain.testing import assert_exact_resume
 
 
 class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -127,6 +129,63 @@ def test_workers_have_the_changes_of_a_hook(
         assert log.count("so its workers start again") == (restarts if workers else 0)
         assert log.count("in the middle of an epoch") == (warnings if workers else 0)
     assert (digests[0] == digests[1]) == (not warnings)
+
+
+class Redrawn(Pairs):
+    """Has partners that a hook draws again."""
+
+    recomputed = ("partner", "cache")
+
+
+@MODELS.register("pair_distance")
+def make_model() -> nn.Module:
+    return nn.Linear(8, 1)
+
+
+class RedrawAtStart(Hook):
+    """Draws the partners of an epoch before it."""
+
+    def on_phase_start(self, run: Any, phase: Any) -> None:
+        if phase.is_train:
+            run.task.parts.loaders["train"].reader.dataset.redraw(phase.epoch)
+
+
+class RedrawAtEnd(Hook):
+    """Draws the partners of the next epoch after one, and again after a resume."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        if phase.is_train:
+            self.epoch = phase.epoch + 1
+            self.redraw(run)
+
+    def on_load(self, run: Any) -> None:
+        self.redraw(run)
+
+    def redraw(self, run: Any) -> None:
+        run.task.parts.loaders["train"].reader.dataset.redraw(self.epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch = state["epoch"]
+
+
+@pytest.mark.parametrize("hook", [RedrawAtStart, RedrawAtEnd])
+def test_resume_with_workers_and_a_changed_dataset_is_exact(hook: type[Hook]) -> None:
+    words = [
+        f"DATA.TRAIN.dataset={__name__}.Redrawn",
+        "DATA.TRAIN={batch_size: 4, transforms: []}",
+        "DATA.TEST=null",
+        "MODEL={name: pair_distance}",
+        "LOSS={name: MSELoss}",
+        "METERS=null",
+        f"HOOKS.mine.name={__name__}.{hook.__name__}",
+    ]
+    assert_exact_resume(words, workers=(2, 0, 2))
 
 
 @pytest.mark.parametrize(

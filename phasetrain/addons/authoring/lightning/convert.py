@@ -217,17 +217,17 @@ def _read_trainer(migration: LightningMigration, trainer: Mapping[str, Any]) -> 
         if value is None or _is_dropped(migration, source):
             continue
         key = TRAINER.get(name)
-        known = VALUES.get(key or "", {value: value} if not isinstance(value, list) else {})
+        converted = VALUES.get(key or "", {value: value} if not isinstance(value, list) else {})
         if name == "gradient_clip_algorithm":
             if value == "value":
                 migration.change(source, "rename OPTIMIZER.clip_norm to OPTIMIZER.clip_value")
-        elif key is None or value not in known or _is_share(name, value):
+        elif key is None or value not in converted or _is_share(name, value):
             where = key or "the guide for Lightning"
-            migration.change(source, f"{value!r} has no counterpart that is known; see {where}")
+            migration.change(source, f"{value!r} has no known counterpart; see {where}")
         elif not (name == "max_steps" and value == -1) and not (
             name == "devices" and (value == "auto" or trainer.get("accelerator") == "cpu")
         ):
-            migration.put(source, key, known[value])
+            migration.put(source, key, converted[value])
 
 
 def _is_share(name: str, value: Any) -> bool:

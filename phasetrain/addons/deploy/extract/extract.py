@@ -122,6 +122,7 @@ class _Extraction:
         self.split = _read_in_order(split)
         self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
         self._stream = seed_of(setup.config.RUN.seed, "extract", name)
+        self._is_scalar_reported = False
         # Shape of the rows of each column, without the rows of other ranks.
         self._shapes: dict[str, torch.Size] = {}
 
@@ -253,6 +254,7 @@ class _Extraction:
                 f"{type(output).__name__}, expected a tensor of scores in it; set "
                 "EXTRACT.predictions=false and name layers in EXTRACT.layers"
             )
+        scores = self._leave_out_scalars(scores)
         # One output is decoded if it has a score for each class; ordinal models have one less.
         classes = None if len(scores) > 1 else self.split.facts.get("classes")
         labels = {}
@@ -263,6 +265,22 @@ class _Extraction:
             if has_scores and classes in (None, value.shape[1]) and not is_regression:
                 labels[name.replace("scores", "label", 1)] = value.argmax(1)
         return scores | labels
+
+    def _leave_out_scalars(self, scores: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the outputs that have rows, and warn once of the others; all if none has rows."""
+        with_rows = {name: value for name, value in scores.items() if value.ndim}
+        if not with_rows:
+            return scores
+        scalars = sorted(name.removeprefix("scores.") for name in scores.keys() - with_rows)
+        if scalars and not self._is_scalar_reported:
+            self._is_scalar_reported = True
+            log.warning(
+                "extract: scalars of the model's output are left out of %s, since they have no row "
+                "for each sample: %s",
+                self.name,
+                ", ".join(scalars),
+            )
+        return with_rows
 
     def _describe_request(self) -> dict[str, Any]:
         """Return everything that the rows depend on, except for facts that change last bits

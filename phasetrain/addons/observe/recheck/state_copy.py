@@ -53,17 +53,17 @@ class StateCopy:
             for part, module in (("model", task.parts.model), ("loss", task.parts.loss))
             for name, _ in module.named_parameters()
         }
-        found = []
+        changes = []
         for path in {**self._tensors, **now}:
             component, name = _name_component(path, path in weights)
             if path not in now or path not in self._tensors:
-                found.append(ChangedValue(component, name))
+                changes.append(ChangedValue(component, name))
             elif changed := count_changed(self._tensors[path], now[path]):
-                found.append(ChangedValue(component, name, changed, now[path].numel()))
-        if tree != self._tree and not found:
+                changes.append(ChangedValue(component, name, changed, now[path].numel()))
+        if tree != self._tree and not changes:
             paths = differences(json.loads(self._tree), json.loads(tree), "state")
-            found += [ChangedValue("other state", path) for path in paths]
-        return found
+            changes += [ChangedValue("other state", path) for path in paths]
+        return changes
 
 
 def _read_state(task: Task) -> dict[str, Any]:

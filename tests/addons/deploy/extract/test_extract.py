@@ -235,22 +235,26 @@ class TakesNoLoss(nn.Module):
 
     def forward(self, batch: Tensor) -> dict[str, Any]:
         features = self.trunk(batch)
-        return {"coarse": features[:, :2], "more": [features[:, 0], batch.flatten(1).half()]}
+        more = [features[:, 0], batch.flatten(1).half()]
+        return {"coarse": features[:, :2], "more": more, "balance": features.mean()}
 
 
 class TestWithoutARun:
     def test_no_loss_no_length_no_checkpoint(self, tmp_path: Path) -> None:
+        screen = io.StringIO()
         words = (
             "LOSS.name=BCELoss",
             "EXTRACT.layers=[trunk]",
             "RUN.checkpoint=none",
             "MODEL.name=takes_no_loss",
         )
-        run_plainly(tmp_path / "run", *words, "EXTRACT.splits=[test]")
+        run_plainly(tmp_path / "run", *words, "EXTRACT.splits=[test]", screen=screen)
         found = read_columns(
             f"{tmp_path}/run/extract/none/test",
             ["scores.coarse", "label.coarse", "scores.more.0", "scores.more.1"],
         )
+        assert "scores.balance" not in read_index(f"{tmp_path}/run/extract/none/test")["columns"]
+        assert screen.getvalue().count("no row for each sample: balance") == 1
         assert found["scores.coarse"].shape == (355, 2)
         assert torch.equal(found["label.coarse"], found["scores.coarse"].argmax(1))
         assert found["scores.more.0"].shape == (355,)
@@ -271,10 +275,10 @@ class TestWithoutARun:
         assert not torch.equal(rows[0], rows[2])
 
 
-def run_plainly(folder: Path, *words: str) -> RunResult:
+def run_plainly(folder: Path, *words: str, screen: io.StringIO | None = None) -> RunResult:
     """Extract without the words of a training, which are those of another model."""
     words = ("RUN.engine=extract", f"RUN.dir={folder}", *words)
-    return run(words, terminal=Terminal(io.StringIO(), live=False))
+    return run(words, terminal=Terminal(screen or io.StringIO(), live=False))
 
 
 def test_averaged_weights_give_other_features(tmp_path: Path) -> None:

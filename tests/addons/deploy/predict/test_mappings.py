@@ -64,6 +64,14 @@ class WithBalance(LabelAndBox):
         return {**outputs, "balance": outputs["label"].softmax(1).mean(0).square().sum()}
 
 
+@MODELS.register("only_balance")
+class OnlyBalance(WithBalance):
+    """Returns the scalar alone."""
+
+    def forward(self, image: Tensor, size: Tensor) -> dict[str, Tensor]:
+        return {"balance": super().forward(image, size)["balance"]}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mappings") / "run"
@@ -159,8 +167,9 @@ def test_scalars_of_a_batch_are_left_out_and_an_entry_can_be_selected(
 
 def test_rejected_extraction_leaves_nothing_behind(balanced: Path, tmp_path: Path) -> None:
     words = ["RUN.engine=extract", "EXTRACT.splits=[test]", f"EXTRACT.dir={tmp_path}"]
-    with pytest.raises(ConfigError):
-        phasetrain.run([*WORDS, BALANCED, f"RUN.dir={balanced}", *words])
+    only_balance = "MODEL={name: only_balance, inputs_by_name: true}"
+    with pytest.raises(ConfigError, match="expected a row for each sample"):
+        phasetrain.run([*WORDS, only_balance, f"RUN.dir={balanced}", *words])
     assert list(tmp_path.iterdir()) == []
     layers = ["EXTRACT.predictions=false", "EXTRACT.layers=[label]"]
     phasetrain.run([*WORDS, BALANCED, f"RUN.dir={balanced}", *words, *layers])
