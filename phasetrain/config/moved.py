@@ -60,8 +60,11 @@ MOVED = MappingProxyType(
         "phasetrain.config.reference": f"{ADDONS}.authoring.reference",
         "phasetrain.data.datasets.byte_counts": f"{TEXT}.byte_counts",
         "phasetrain.data.datasets.text": f"{TEXT}.blocks",
+        "phasetrain.data.datasets.lines": f"{TEXT}.lines",
         "phasetrain.data.datasets.file_list": f"{ADDONS}.vision.file_list",
         "phasetrain.data.datasets.image_folder": f"{ADDONS}.vision.image_folder",
+        "phasetrain.data.samplers.lanes": f"{TEXT}.lanes",
+        "phasetrain.data.samplers.length_buckets": f"{TEXT}.length_buckets",
         "phasetrain.data.tokens": f"{TEXT}.tokens",
         **{
             f"phasetrain.data.transforms.{name}": f"{TRANSFORMS}.{name}"
@@ -77,6 +80,7 @@ MOVED = MappingProxyType(
         "phasetrain.hooks.recheck": "phasetrain.addons.observe.recheck",
         "phasetrain.hooks.report": "phasetrain.addons.report.hook",
         "phasetrain.hooks.trackers": "phasetrain.addons.observe.trackers",
+        "phasetrain.hooks.monitors.plateau": f"{ADDONS}.optimizers.plateau",
         "phasetrain.hooks.monitors.stragglers": f"{ADDONS}.observe.stragglers",
         "phasetrain.hooks.progress.notebook": f"{ADDONS}.observe.notebook",
         "phasetrain.hooks.watchdog": f"{ADDONS}.observe.watchdog",
@@ -110,6 +114,7 @@ MOVED = MappingProxyType(
         "phasetrain.runtime.storage.objects": f"{ADDONS}.remote.objects",
         "phasetrain.runtime.storage.remote": f"{ADDONS}.remote.systems",
         "phasetrain.runtime.storage.remote_handler": f"{ADDONS}.remote.handler",
+        "phasetrain.testing.learning": f"{ADDONS}.observe.learning",
         "phasetrain.testing.memory": f"{ADDONS}.remote.memory",
         "phasetrain.testing.sync": f"{ADDONS}.observe.device_sync",
     }
@@ -124,6 +129,7 @@ NAMES = MappingProxyType(
             "CSV": f"{ADDONS}.observe.trackers.csv",
             "MLflow": f"{ADDONS}.observe.trackers.mlflow",
             "Memory": f"{ADDONS}.observe.profiling.memory",
+            "Plateau": f"{ADDONS}.optimizers.plateau",
             "Profiler": f"{ADDONS}.observe.profiling.profiler",
             "Recheck": f"{ADDONS}.observe.recheck.recheck",
             "Record": f"{ADDONS}.observe.trackers.base",
@@ -135,7 +141,10 @@ NAMES = MappingProxyType(
             "WandB": f"{ADDONS}.observe.trackers.wandb",
             "Watchdog": f"{ADDONS}.observe.watchdog",
         },
-        "phasetrain.data": {"Tokens": f"{TEXT}.tokens.dataset"},
+        "phasetrain.data": {
+            "LaneOrder": f"{TEXT}.lanes",
+            "Tokens": f"{TEXT}.tokens.dataset",
+        },
         "phasetrain.data.batch_transforms": {
             "CutMix": f"{BATCH_TRANSFORMS}.cutmix",
             "EachView": f"{BATCH_TRANSFORMS}.each_view",
@@ -153,6 +162,7 @@ NAMES = MappingProxyType(
             "IGNORED": "phasetrain.engine.batch",
             "ImageFolder": f"{ADDONS}.vision.image_folder",
             "ImageMaskFolder": f"{ADDONS}.vision.masks.folder",
+            "Lines": f"{TEXT}.lines",
             "NumberSamples": f"{ADDONS}.libraries.scikit_learn",
             "PackedTokens": f"{TEXT}.blocks",
             "Series": f"{ADDONS}.text.sequences",

@@ -18,7 +18,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
             "idx": "phasetrain.data.datasets.idx",
-            "lines": "phasetrain.data.datasets.lines",
             "mixed": "phasetrain.data.mixture",
             "from_task": "phasetrain.data.datasets.from_task",
             "synthetic": "phasetrain.data.datasets.synthetic",
@@ -39,7 +38,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ledger": "phasetrain.hooks.ledger",
             "metrics": "phasetrain.hooks.metrics",
             "numerics": "phasetrain.hooks.numerics",
-            "plateau": "phasetrain.hooks.monitors.plateau",
         },
         "loader": {},
         "loss": {
@@ -63,8 +61,6 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "sampler": {
             "infinite": "phasetrain.data.samplers.named",
-            "lanes": "phasetrain.data.samplers.lanes",
-            "length_bucketed": "phasetrain.data.samplers.length_buckets",
             "power_law": "phasetrain.data.samplers.named",
             "proportional": "phasetrain.data.mixture",
             "repeated": "phasetrain.data.samplers.named",
@@ -81,11 +77,9 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "composite": "phasetrain.optim.schedules.schedules",
             "constant": "phasetrain.optim.schedules.schedules",
             "cosine": "phasetrain.optim.schedules.schedules",
-            "exponential": "phasetrain.optim.schedules.schedules",
             "linear": "phasetrain.optim.schedules.schedules",
             "multistep": "phasetrain.optim.schedules.schedules",
             "one_cycle": "phasetrain.optim.schedules.schedules",
-            "step": "phasetrain.optim.schedules.schedules",
         },
         "strategy": {
             "ddp": "phasetrain.distributed.strategies.ddp",

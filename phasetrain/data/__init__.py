@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from phasetrain.data.loading.sources_reader import SourcesReader
     from phasetrain.data.mixture import MixedDataset
     from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
-    from phasetrain.data.samplers.lanes import LaneOrder
     from phasetrain.data.samplers.named import DrawOrder
     from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
     from phasetrain.data.samplers.source import SampleSource
@@ -37,7 +36,6 @@ __all__ = [
     "Draw",
     "DrawOrder",
     "GrowingDataset",
-    "LaneOrder",
     "LoaderSettings",
     "MixedDataset",
     "OnBadSample",

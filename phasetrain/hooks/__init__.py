@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from phasetrain.hooks.ledger import LedgerHook
     from phasetrain.hooks.metrics import Metrics
     from phasetrain.hooks.monitors.early_stopping import EarlyStopping
-    from phasetrain.hooks.monitors.plateau import Plateau
     from phasetrain.hooks.numerics import Numerics
     from phasetrain.hooks.progress.console import ConsoleView
 else:
@@ -27,7 +26,6 @@ __all__ = [
     "LedgerHook",
     "Metrics",
     "Numerics",
-    "Plateau",
     "Run",
     "on",
 ]

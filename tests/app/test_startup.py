@@ -81,11 +81,11 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
     assert "phasetrain.models.small_cnn" in own
     assert {
         "phasetrain.app.test",
-        "phasetrain.data.datasets.lines",
+        "phasetrain.addons.text.lines",
         "phasetrain.data.loading.worker_stream",
         "phasetrain.data.mixture",
         "phasetrain.data.transforms.resize",
-        "phasetrain.hooks.monitors.plateau",
+        "phasetrain.addons.optimizers.plateau",
         "phasetrain.addons.vision.soft_targets",
         "phasetrain.addons.metrics.auroc",
         "phasetrain.models.resnet",

@@ -1,7 +1,10 @@
 """Custom datasets, samplers, collate functions and loaders, which tests name by dotted path."""
 
+import hashlib
+import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Sampler, default_collate
 
 from phasetrain.data.datasets import load_digits
+from phasetrain.data.samplers.locate import EpochOrder
+from phasetrain.data.samplers.permutation import Indices
+from phasetrain.data.samplers.phase_sampler import make_shuffled
 
 
 class Named:
@@ -30,6 +36,49 @@ class Named:
 
     def lengths(self) -> Any:
         return np.arange(len(self)) * 7 % 50
+
+
+class JsonLines:
+    """The samples of a file, an input and a target in each line."""
+
+    def __init__(self, files: str) -> None:
+        self.text = Path(files).read_text()
+        self.rows = [json.loads(line) for line in self.text.splitlines()]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.tensor(self.rows[index]["input"]), self.rows[index]["target"]
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+class Heavy:
+    """Shuffled batches of one size, cut into forward passes that weigh at most `limit`; the weight
+    of a pass is its number of samples times the heaviest one, as if they were padded."""
+
+    splits = True
+    WEIGHTS = np.arange(2000) * 37 % 100
+
+    def __init__(self, batch_size: int, limit: int = 200) -> None:
+        self.batch_size = batch_size
+        self.limit = limit
+
+    def __call__(self, length: int, seed: int) -> EpochOrder:
+        return make_shuffled()(length, seed)
+
+    def split(self, indices: Indices, most: int) -> list[int]:
+        sizes = [0]
+        heaviest = 0
+        for weight in self.WEIGHTS[indices].tolist():
+            heaviest = max(heaviest, weight)
+            if sizes[-1] and (sizes[-1] == most or (sizes[-1] + 1) * heaviest > self.limit):
+                sizes.append(0)
+                heaviest = weight
+            sizes[-1] += 1
+        return sizes
 
 
 class RarelyNoisy:

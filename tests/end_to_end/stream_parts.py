@@ -1,14 +1,17 @@
 """Iterables that save their position, or do not."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
-from phasetrain.data import StreamDataset
+from phasetrain.data import SampleOrder, StreamDataset
 from phasetrain.data.datasets import load_digits
+from phasetrain.data.samplers.locate import EpochOrder
 
 
 class Counted(IterableDataset[Any]):
@@ -124,3 +127,35 @@ class Shards:
 def sharded_part(begin: int = 0) -> StreamDataset:
     """Return a part as a stream."""
     return StreamDataset(Shards(begin))
+
+
+class CountedShards:
+    """Shards of numbers: the `at`-th of shard s is 100 s + at; notes every opening and everything
+    that is read."""
+
+    def __init__(self, *lengths: int, bad: Sequence[int] = (), short: int = 0) -> None:
+        self.lengths, self.bad, self.short = lengths, bad, short
+        self.opened: list[tuple[int, int]] = []
+        self.read_samples: list[int] = []
+
+    def shard_lengths(self) -> Sequence[int]:
+        return self.lengths
+
+    def read(self, shard: int, start: int) -> Iterator[int]:
+        self.opened.append((shard, start))
+        for at in range(start, self.lengths[shard] - self.short):
+            self.read_samples.append(100 * shard + at)
+            if 100 * shard + at in self.bad:
+                raise ValueError(f"{100 * shard + at} is torn")
+            yield 100 * shard + at
+
+
+def last_shard_first(shard_lengths: Sequence[int]) -> SampleOrder:
+    """Return an order that reads the shards from the last one to the first."""
+    bounds = [sum(shard_lengths[:count]) for count in range(len(shard_lengths) + 1)]
+
+    def order(length: int, seed: int) -> EpochOrder:
+        shards = [np.arange(begin, end) for begin, end in pairwise(bounds)]
+        return np.concatenate(shards[::-1])
+
+    return order

@@ -203,6 +203,7 @@ def test_load_best_without_a_test_is_rejected(tmp_path: Path) -> None:
         train(tmp_path, "CHECKPOINT.load_best=true", "DATA.TEST=null")
 
 
+@pytest.mark.addon("optimizers")
 @pytest.mark.parametrize(
     ("strategy", "size"),
     [("ddp", 2), pytest.param("fsdp", 3, marks=[pytest.mark.slow, pytest.mark.addon("sharding")])],

@@ -126,6 +126,7 @@ class TestHeld:
         train(tmp_path, *HELD)
         assert differences_of_runs(held, tmp_path) == []
 
+    @pytest.mark.addon("optimizers")
     def test_every_of_step_is_a_duration(self, tmp_path: Path) -> None:
         step = "OPTIMIZER.SCHEDULES.lr={name: step, warmup: 0, factor: 0.5, every: 1 epochs}"
         train(tmp_path, step, "PHASES.epochs=2")
@@ -136,9 +137,10 @@ class TestHeld:
         ("schedule", "factors"),
         [
             ("{name: multistep, milestones: [2 epochs], warmup: 0}", [1] * 8 + [0.1] * 4),
-            (
+            pytest.param(
                 "{name: step, factor: 0.5, every: 1 epoch, warmup: 0}",
                 [1] * 4 + [0.5] * 4 + [0.25] * 4,
+                marks=pytest.mark.addon("optimizers"),
             ),
             ("{name: constant, warmup: 2 epochs}", [n / 8 for n in range(8)] + [1] * 4),
             pytest.param(

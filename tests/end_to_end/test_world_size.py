@@ -324,6 +324,7 @@ def test_batch_norm_trains_with_short_batches(launcher: Launcher, tmp_path: Path
     ]
 
 
+@pytest.mark.addon("text")
 class TestStreams:
     """Files with 12 or 13 samples each, read by lines in lanes."""
 
@@ -343,6 +344,7 @@ class TestStreams:
         kept = [word for word in WORDS if not word.startswith(("PHASES", "DATA", "METERS.seen"))]
         return [
             *kept,
+            "RUN.imports=[world_parts, noted_lines]",
             "PHASES.epochs=2",
             f"DATA.TRAIN={{dataset: noted_lines, files: '{files}', log: '{log}', batch_size: 12}}",
             "DATA.TRAIN.drop_last=false",

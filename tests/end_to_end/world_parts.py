@@ -4,17 +4,11 @@ step."""
 import json
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from phasetrain.data import DATASETS
-from phasetrain.data.datasets import Lines
-from phasetrain.data.datasets.lines import LineFiles
-from phasetrain.data.datasets.streams import StreamDataset
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import HOOKS, Hook, Run
@@ -89,35 +83,6 @@ class Seen(Meter):
             "most": int(self.counts.max()),
             "sum": int(self.counts.sum()),
         }
-
-
-class _Noting(LineFiles):
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.log = ""
-
-    def read(self, shard: int, start: int) -> Iterator[bytes]:
-        with open(self.log, "a", buffering=1) as log:
-            log.write("open\n")
-            for line in super().read(shard, start):
-                log.write(f"{len(line)}\n")
-                yield line
-
-
-@DATASETS.register("noted_lines")
-class NotedLines(Lines):
-    """Lines that record in a file per process how often a file is opened and which parts are read.
-
-    Args:
-        files: as for the dataset `lines`.
-        log: prefix of the file name; `-RANK` is appended.
-    """
-
-    def __init__(self, files: str, log: str, classes: int = 10) -> None:
-        super().__init__(files, classes=classes)
-        stream = _Noting(self.shards)
-        stream.log = f"{log}-{os.environ.get('RANK', '0')}"
-        StreamDataset.__init__(self, stream)
 
 
 def read_sample_ids(folder: Path) -> dict[tuple[int, int], list[int]]:

@@ -392,6 +392,9 @@ def list_marks(words: Iterable[str]) -> list[Any]:
     """Return the marks of a case with these words: the add-ons of the experiment and files."""
     addons = {"experiment=text_tiny": "text", "experiment=digits_": "vision", "/tokens/": "text"}
     addons["name: trunk_heads"] = "vision"
+    addons |= dict.fromkeys(
+        ("dataset=lines", "dataset: lines", "name: lanes", "name: length_bucketed"), "text"
+    )
     addons |= {f"OPTIMIZER.name={name}": "optimizers" for name in ("lamb", "lars", "muon")}
     needed = [name for part, name in addons.items() if any(part in word for word in words)]
     return [pytest.mark.addon(*needed)] if needed else []
@@ -574,7 +577,10 @@ STREAMS = {"lines", "webdataset"}
     [
         pytest.param(
             *pair,
-            marks=[*list_marks(data(pair[0])), *([] if STREAMS & {*pair} else [pytest.mark.slow])],
+            marks=[
+                *list_marks([*data(pair[0]), sampler(pair[1])]),
+                *([] if STREAMS & {*pair} else [pytest.mark.slow]),
+            ],
             id="-".join(pair),
         )
         for pair in ORDERS
@@ -631,6 +637,7 @@ def named(kind: str, words: Callable[[str], list[str]], names: Iterable[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.addon("observe")
 @pytest.mark.parametrize(
     "words",
     [

@@ -1,8 +1,6 @@
 """The check of the number of processes passes our own data, and names what depends on it."""
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -26,25 +24,6 @@ def test_a_good_run_passes_at_sizes_that_do_not_divide() -> None:
 def test_splits_smaller_than_the_world_size_pass() -> None:
     few = "{dataset: synthetic, samples: 3, input_shape: [1, 8, 8], classes: 10, batch_size: 2, workers: 1}"
     assert_world_size_invariant([*WORDS, f"DATA.FEW={few}"], sizes=(1, 4, 5))
-
-
-def test_streams_read_in_lanes_pass(tmp_path: Path) -> None:
-    for shard in range(4):
-        samples = [{"input": [shard, at], "target": at % 3} for at in range(9 + shard)]
-        (tmp_path / f"{shard}.jsonl").write_text(
-            "".join(json.dumps(sample) + "\n" for sample in samples)
-        )
-    split = f"{{dataset: lines, files: '{tmp_path}/*.jsonl', classes: 3, batch_size: 12}}"
-    train = [
-        "DATA.TRAIN.sampler={name: lanes, lanes: 4}",
-        "DATA.TRAIN.transforms=[]",
-        "DATA.TRAIN.drop_last=false",
-    ]
-    test = ["DATA.TEST.sampler={name: lanes, lanes: 6, shuffle: false}"]
-    assert_world_size_invariant(
-        ["MODEL=mlp", f"DATA.TRAIN={split}", f"DATA.TEST={split}", *train, *test],
-        sizes=(1, 3),
-    )
 
 
 @pytest.mark.by_default("order", "generator")

@@ -22,6 +22,7 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"
     )
+    addon.add_service("assert_learns_one_batch", f"{PACKAGE}.learning:assert_learns_one_batch")
     addon.add_service("assert_no_device_sync", f"{PACKAGE}.device_sync:assert_no_device_sync")
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")

@@ -1,4 +1,5 @@
-"""LARS, LAMB and Muon, further schedules, and the state of an optimizer from elsewhere."""
+"""LARS, LAMB and Muon, further schedules, lower learning rates on a plateau, and the state of an
+optimizer from elsewhere."""
 
 from phasetrain.config.addons import AddOn
 
@@ -14,6 +15,7 @@ def register(addon: AddOn) -> None:
             "muon": f"{PACKAGE}.muon",
         },
     )
-    schedules = ("cosine_restarts", "inverse_sqrt", "polynomial", "wsd")
+    schedules = ("cosine_restarts", "exponential", "inverse_sqrt", "polynomial", "step", "wsd")
     addon.add_parts("schedule", dict.fromkeys(schedules, f"{PACKAGE}.schedules"))
+    addon.add_parts("hook", {"plateau": f"{PACKAGE}.plateau"})
     addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")

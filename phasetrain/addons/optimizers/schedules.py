@@ -1,15 +1,35 @@
-"""Further schedules: polynomial, inverse square root, warm-up with a stable phase, and restarts."""
+"""Further schedules: exponential and step decay, polynomial, inverse square root, warm-up with a
+stable phase, and restarts."""
 
 import math
 from bisect import bisect_right
 from typing import Literal
 
-from fvcore.common.param_scheduler import ParamScheduler, PolynomialDecayParamScheduler
+from fvcore.common.param_scheduler import (
+    ExponentialParamScheduler,
+    ParamScheduler,
+    PolynomialDecayParamScheduler,
+)
 
 from phasetrain.config.checks import check_at_least, check_positive
 from phasetrain.optim.schedules.curves import TOLERANCE
 from phasetrain.optim.schedules.durations import RunLength
 from phasetrain.optim.schedules.schedules import SCHEDULES
+
+
+class Steps(ParamScheduler):
+    """`factor ** (number of whole widths passed)`; a width is a fraction of the run."""
+
+    def __init__(self, factor: float, width: float) -> None:
+        self.factor = factor
+        self.width = width
+
+    def __call__(self, where: float) -> float:
+        """Return the multiplier at `where`."""
+        passed = math.floor((where + TOLERANCE) / self.width) if self.width else 0
+        # A power of the count, not a product over steps: the value does not depend on the path to
+        # it.
+        return float(self.factor**passed)
 
 
 class InverseSqrt(ParamScheduler):
@@ -85,6 +105,40 @@ class Restarts(ParamScheduler):
         share = min(1.0, max(0.0, (where - begin) / length))
         peak = max(self.end, self.decay**number)
         return float(self.end + (peak - self.end) * (1 + math.cos(math.pi * share)) / 2)
+
+
+@SCHEDULES.register("exponential")
+def make_exponential(
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    end: float,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Exponential decay `end ** progress`, from 1 to `end` (above 0)."""
+    check_positive(end=end)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
+
+
+@SCHEDULES.register("step")
+def make_step(
+    factor: float,
+    every: float | str,
+    updates: int,
+    updates_per_epoch: float,
+    batch_size: int,
+    warmup: float | str = 0.0,
+    warmup_start: float = 0.0,
+) -> ParamScheduler:
+    """Step decay: multiply by `factor` (above 0) at intervals of the duration `every`."""
+    check_positive(factor=factor)
+    run = RunLength(updates, updates_per_epoch, batch_size)
+    width = run.fraction("every", every)
+    if updates and width == 0:
+        raise ValueError(f"every = {every!r}: expected a duration above 0")
+    return run.warmed(Steps(factor, width), warmup, warmup_start, rescaled=False)
 
 
 @SCHEDULES.register("polynomial")

@@ -46,10 +46,18 @@ def register(addon: AddOn) -> None:
         "dataset",
         {
             "alice": f"{PACKAGE}.blocks",
+            "lines": f"{PACKAGE}.lines",
             "text": f"{PACKAGE}.blocks",
             "tokens": f"{PACKAGE}.tokens.dataset",
             "cmudict": f"{PACKAGE}.sequences.cmudict",
             "ucr": f"{PACKAGE}.sequences.ucr",
+        },
+    )
+    addon.add_parts(
+        "sampler",
+        {
+            "lanes": f"{PACKAGE}.lanes",
+            "length_bucketed": f"{PACKAGE}.length_buckets",
         },
     )
     generation = f"{PACKAGE}.generation"

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from phasetrain.data.datasets.base import DATASETS, Role, TensorSamples
     from phasetrain.data.datasets.digits import load_digits
     from phasetrain.data.datasets.idx import load_idx, read_idx
-    from phasetrain.data.datasets.lines import Lines
     from phasetrain.data.datasets.synthetic import make_synthetic
     from phasetrain.data.datasets.windows import Windows, make_windows
     from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
@@ -20,7 +19,6 @@ __all__ = [
     "Described",
     "Fingerprinted",
     "Labelled",
-    "Lines",
     "Role",
     "Samples",
     "TensorSamples",

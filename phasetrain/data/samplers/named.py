@@ -1,6 +1,8 @@
 """Further samplers: repeated, infinite, weighted."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,6 @@ from numpy.typing import NDArray
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.datasets.forward import ENDLESS
 from phasetrain.data.samplers.epoch_stream import EpochStream, draw_uniform
-from phasetrain.data.samplers.length_buckets import read_numbers
 from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
@@ -153,6 +154,20 @@ def make_power_law(
         ValueError: the dataset does not provide labels.
     """
     return DrawOrder(_draw_by_weight(_weigh_by_frequency(source, power)), samples)
+
+
+def read_numbers(file: str) -> NDArray[Any]:
+    """Return the array in a file: `.npy`, or text with a number per line.
+
+    Raises:
+        ValueError: it contains something else.
+        OSError: it cannot be read.
+    """
+    if Path(file).suffix == ".npy":
+        # Without pickle, because a pickled array could execute code.
+        array: NDArray[Any] = np.load(file, allow_pickle=False)
+        return array
+    return np.loadtxt(file, ndmin=1)
 
 
 def _draw_by_weight(weights: NDArray[np.float64]) -> Callable[[int, int], Draws]:

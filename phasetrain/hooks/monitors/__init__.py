@@ -1,1 +1,1 @@
-"""Hooks that watch a metric: early stopping and lower learning rates on a plateau."""
+"""Hooks that watch a metric: early stopping."""

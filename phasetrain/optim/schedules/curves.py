@@ -14,21 +14,6 @@ from fvcore.common.param_scheduler import LinearParamScheduler, ParamScheduler
 TOLERANCE = 1e-9
 
 
-class Steps(ParamScheduler):
-    """`factor ** (number of whole widths passed)`; a width is a fraction of the run."""
-
-    def __init__(self, factor: float, width: float) -> None:
-        self.factor = factor
-        self.width = width
-
-    def __call__(self, where: float) -> float:
-        """Return the multiplier at `where`."""
-        passed = math.floor((where + TOLERANCE) / self.width) if self.width else 0
-        # A power of the count, not a product over steps: the value does not depend on the path to
-        # it.
-        return float(self.factor**passed)
-
-
 class Milestones(ParamScheduler):
     """`factor ** (number of milestones reached)`, places being fractions of the run.
 

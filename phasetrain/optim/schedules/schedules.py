@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 from fvcore.common.param_scheduler import (
     CosineParamScheduler,
-    ExponentialParamScheduler,
     LinearParamScheduler,
     ParamScheduler,
 )
@@ -39,7 +38,6 @@ from phasetrain.optim.schedules.curves import (
     Milestones,
     OneCycle,
     Part,
-    Steps,
 )
 from phasetrain.optim.schedules.durations import RunLength
 
@@ -96,40 +94,6 @@ def make_cosine(
     check_at_least(0, end=end)
     run = RunLength(updates, updates_per_epoch, batch_size)
     return run.warmed(CosineParamScheduler(1.0, end), warmup, warmup_start)
-
-
-@SCHEDULES.register("exponential")
-def make_exponential(
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    end: float,
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Exponential decay `end ** progress`, from 1 to `end` (above 0)."""
-    check_positive(end=end)
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    return run.warmed(ExponentialParamScheduler(1.0, end), warmup, warmup_start)
-
-
-@SCHEDULES.register("step")
-def make_step(
-    factor: float,
-    every: float | str,
-    updates: int,
-    updates_per_epoch: float,
-    batch_size: int,
-    warmup: float | str = 0.0,
-    warmup_start: float = 0.0,
-) -> ParamScheduler:
-    """Step decay: multiply by `factor` (above 0) at intervals of the duration `every`."""
-    check_positive(factor=factor)
-    run = RunLength(updates, updates_per_epoch, batch_size)
-    width = run.fraction("every", every)
-    if updates and width == 0:
-        raise ValueError(f"every = {every!r}: expected a duration above 0")
-    return run.warmed(Steps(factor, width), warmup, warmup_start, rescaled=False)
 
 
 @SCHEDULES.register("multistep")

@@ -12,6 +12,8 @@ from phasetrain.optim.schedules.schedules import SCHEDULES
 RUN = {"updates": 200, "updates_per_epoch": 20.0, "batch_size": 50}
 OWN = sorted(n for n, part in SCHEDULES.items() if part.__module__ == schedules.__name__)
 REQUIRED = {
+    "exponential": {"end": 0.01},
+    "step": {"factor": 0.5, "every": 0.25},
     "inverse_sqrt": {"timescale": 0.1},
     "cosine_restarts": {"period": 0.5},
 }
@@ -30,6 +32,9 @@ def values(name, *wheres, **params):
     ("name", "params", "expected"),  # at where = 0, 0.25, 0.5, 0.75, 0.995 (the last update), 1
     [
         ("polynomial", {}, [1, 0.75, 0.5, 0.25, 0.005, 0]),
+        ("exponential", {"end": 0.01}, [1, 0.3162278, 0.1, 0.0316228, 0.0102329, 0.01]),
+        ("step", {"factor": 0.5, "every": 0.25}, [1, 0.5, 0.25, 0.125, 0.125, 0.0625]),
+        ("step", {"factor": 0.1, "every": "5 epochs"}, [1, 1, 0.1, 0.1, 0.1, 0.01]),
         ("polynomial", {"power": 2}, [1, 0.5625, 0.25, 0.0625, 2.5e-5, 0]),
         (
             "inverse_sqrt",
@@ -60,6 +65,8 @@ def test_schedules_have_these_values(name, params, expected):
 @pytest.mark.parametrize(
     ("name", "params", "expected"),  # warm-up over a fifth
     [
+        ("exponential", {"end": 0.01}, [0, 0.5, 0.975, 1, 0.1, 0.0316228, 0.01]),
+        ("step", {"factor": 0.5, "every": 0.3}, [0, 0.5, 0.975, 1, 0.25, 0.25, 0.125]),
         ("polynomial", {"power": 2}, [0, 0.5, 0.975, 1, 0.25, 0.0625, 0]),
         ("inverse_sqrt", {}, [0, 0.5, 0.975, 1, 0.5773503, 0.5, 0.4472136]),  # sqrt(warmup / where)
         ("inverse_sqrt", {"timescale": 0.4}, [0, 0.5, 0.975, 1, 0.7071068, 0.6324555, 0.5773503]),
@@ -91,6 +98,9 @@ def test_schedules_of_a_run_without_updates_are_finite(name):
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
+        ("exponential", {"end": 0.0}, "end = 0.0:"),
+        ("step", {"factor": 0.1, "every": 0}, "every = 0:"),
+        ("step", {"factor": 0.0, "every": 0.1}, "factor = 0.0"),
         ("polynomial", {"power": 0.0}, "power = 0.0"),
         ("inverse_sqrt", {}, "timescale = None and warmup = 0.0:"),
         (
@@ -127,3 +137,13 @@ def test_restarts_are_at_their_exact_updates():
         begin, length = begin + length, 2 * length
         assert made((begin - 1) / 1_000_000) <= 0.25 + 1e-9
     assert length == 3 * 2**18
+
+
+def test_step_changes_at_its_exact_update():
+    made = SCHEDULES.build(
+        "step", {"factor": 0.5, "every": 0.1}, facts=RUN | {"updates": 10_000_000}
+    )
+    for tenth in range(1, 10):
+        first = tenth * 1_000_000
+        assert made((first - 1) / 10_000_000) == 0.5 ** (tenth - 1)
+        assert made(first / 10_000_000) == 0.5**tenth

@@ -252,13 +252,13 @@ def test_other_errors_pass_through() -> None:
 def test_monitored_metrics_are_listed() -> None:
     words = [
         "CHECKPOINT.best.monitor=-test/loss",
-        "HOOKS.plateau={monitor: train/loss}",
+        "HOOKS.patient={name: early_stopping, monitor: train/loss}",
         "HOOKS.early_stopping={}",
     ]
     found = list_monitors(resolve_overrides([*SMALL, "RUN.dir=x", *words]))
     assert [(one.key, one.name) for one in found] == [
         ("CHECKPOINT.best.monitor", "-test/loss"),
-        ("HOOKS.plateau.monitor", "train/loss"),
+        ("HOOKS.patient.monitor", "train/loss"),
     ]
 
 

@@ -184,14 +184,7 @@ class TestAdjustable:
     @pytest.mark.parametrize(
         "words",
         [
-            pytest.param(
-                (
-                    "experiment=digits",
-                    "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}",
-                    "DATA.TRAIN.sampler={name: length_bucketed, pool: 3}",
-                ),
-                id="length_bucketed",
-            ),
+            pytest.param(("DATA.TRAIN.sampler=reading_parts.Heavy",), id="split"),
             pytest.param(
                 (
                     "DATA.TRAIN.sampler={name: stratified, classes_per_batch: 4}",

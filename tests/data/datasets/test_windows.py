@@ -66,7 +66,11 @@ def hours(folder: Path, *lengths: int) -> str:
 def test_pattern_gives_one_window_per_file(tmp_path: Path) -> None:
     made = DATASETS.build(
         "windows",
-        {"pattern": hours(tmp_path, 3, 2), "parameter": "files", "of": {"dataset": "lines"}},
+        {
+            "pattern": hours(tmp_path, 3, 2),
+            "parameter": "files",
+            "of": {"dataset": "reading_parts.JsonLines"},
+        },
     )
     assert made.window_lengths == (3, 2)
     assert made[3][0].tolist() == [1.0, 1.0]
@@ -75,8 +79,11 @@ def test_pattern_gives_one_window_per_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"pattern": "nowhere/*", "of": {"dataset": "lines"}}, "pattern = 'nowhere/\\*':"),
-        ({"pattern": "*", "of": {"data": "lines"}}, "of = {'data': 'lines'}:"),
+        (
+            {"pattern": "nowhere/*", "of": {"dataset": "reading_parts.JsonLines"}},
+            "pattern = 'nowhere/\\*':",
+        ),
+        ({"pattern": "*", "of": {"data": "digits"}}, "of = {'data': 'digits'}:"),
     ],
 )
 def test_bad_parameters_are_rejected(
@@ -90,7 +97,7 @@ def test_bad_parameters_are_rejected(
 
 def words(folder: Path, *more: str) -> list[str]:
     pattern = f"{folder}/hour-*.jsonl"
-    split = f"{{dataset: windows, pattern: '{pattern}', parameter: files, of: {{dataset: lines}}, batch_size: 4}}"
+    split = f"{{dataset: windows, pattern: '{pattern}', parameter: files, of: {{dataset: reading_parts.JsonLines}}, batch_size: 4}}"
     return [
         "experiment=null", "MODEL={name: torch.nn.Linear, in_features: 2, out_features: 2}", "METERS={loss: {}}",
         f"DATA={{TRAIN: {split}, TEST: {split}}}", "DATA.TRAIN.drop_last=false", "PHASES.epochs=1",

@@ -3,7 +3,6 @@ accepted."""
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 from raising import raises
 from torch import Tensor
 
-from phasetrain.data.bad_samples import OnBadSample, SampleError
-from phasetrain.data.datasets import Lines
+from phasetrain.data.bad_samples import MissingValueError, OnBadSample, SampleError
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.loading.collate import COLLATES
 from phasetrain.data.loading.fields import FieldSelection
@@ -27,7 +25,7 @@ from phasetrain.data.loading.seed_check import (
 from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.transforms import TRANSFORMS, FieldPipeline, parse_field_kinds
 from phasetrain.data.transforms.base import Pipeline
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, did_you_mean
 
 
 class Samples:
@@ -331,12 +329,15 @@ class TestNames:
         with raises(SampleError, code="data.unreadable_sample"):
             read_first_target(reader.with_pipeline(FieldPipeline([], declared, "DATA.VALID")))
 
-    def test_missing_key_of_lines_is_named_also_within_a_mixture(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_text('{"input": [1.0], "target": 0}\n')
-        lines = Lines(str(tmp_path / "a"), target_key="taget")
+    def test_missing_key_of_samples_is_named_also_within_a_mixture(self) -> None:
+        class Misspelt(Samples):
+            def __getitem__(self, index: int) -> Any:
+                near = did_you_mean("taget", ["input", "target"])
+                raise MissingValueError(f"target_key = 'taget': there is no 'taget'{near}")
+
         for samples, key in (
-            (lines, "target_key"),
-            (MixedDataset({"b": lines}), "datasets.b.target_key"),
+            (Misspelt(), "target_key"),
+            (MixedDataset({"b": Misspelt()}), "datasets.b.target_key"),
         ):
             expected = {"code": "config.missing_field", "key": f"DATA.VALID.{key}"}
             with raises(ConfigError, given="'taget'", suggestion="target", **expected):

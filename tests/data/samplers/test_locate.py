@@ -5,8 +5,6 @@ import time
 import numpy as np
 import pytest
 
-from phasetrain.data.samplers.lanes import LaneOrder
-from phasetrain.data.samplers.length_buckets import LengthBuckets
 from phasetrain.data.samplers.locate import EpochOrder, find_positions
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices, Permutation
@@ -16,16 +14,11 @@ from phasetrain.data.samplers.source import SubsetOrder
 LENGTH = 137
 IDS = np.array([0, 5, 77, 136])
 CHOSEN = np.arange(0, 2 * LENGTH, 2)
-LENGTHS = np.arange(LENGTH) % 11 + 1
-SHARDS = [30, 0, 61, 1, 0, 45, 0]
 ORDERS: dict[str, SampleOrder] = {
     "shuffled": SAMPLERS["shuffled"](),
     "sequential": SAMPLERS["sequential"](),
     "infinite": SAMPLERS["infinite"](samples=400),
     "repeated": SAMPLERS["repeated"](),
-    "length_bucketed": LengthBuckets(8, LENGTHS, 3),
-    "lanes": LaneOrder(12, SHARDS, 4),
-    "lanes in order": LaneOrder(12, SHARDS, 3, shuffle=False),
     "overfit": OverfitOrder(SAMPLERS["shuffled"](), 24, 3),
 }
 
@@ -61,16 +54,6 @@ def test_positions_are_those_of_a_search(name: str, seed: int) -> None:
     found = ORDERS[name](LENGTH, seed)
     for ids in (IDS, np.arange(LENGTH), np.array([LENGTH]), IDS[:1]):
         assert find_positions(found, ids).tolist() == scan(found, ids)
-
-
-@pytest.mark.parametrize("length", [10, 11, 12, 13, 47])
-@pytest.mark.parametrize("lanes", [1, 2, 6])
-def test_lanes_are_inverted_at_their_borders(length: int, lanes: int) -> None:
-    found = LaneOrder(12, [3, 0, length - 3], lanes)(length, 5)
-    every = np.arange(length)
-    assert find_positions(found, every).tolist() == every.tolist()
-    for one in range(length):
-        assert find_positions(found, np.array([one])).tolist() == scan(found, np.array([one]))
 
 
 def test_positions_in_a_subset_are_those_of_a_search() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raising import raises
+from reading_parts import Heavy
 
 from phasetrain.data.mixture import MixedDataset, make_proportional
-from phasetrain.data.samplers.length_buckets import LengthBuckets, make_length_bucketed
 from phasetrain.data.samplers.named import (
     ENDLESS,
     make_infinite,
@@ -52,9 +52,6 @@ class Known:
     def labels(self) -> Indices:
         return self.LABELS
 
-    def lengths(self) -> Indices:
-        return np.arange(100) * 37 % 100
-
     def weights(self) -> Any:
         return np.where(np.arange(100) < 50, 0.0, 1.0)
 
@@ -74,8 +71,7 @@ ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "power_law": lambda: make_power_law(SOURCE, 0.5),
     "stratified": lambda: SAMPLERS["stratified"](BATCH, SOURCE),
     "stratified, few classes": lambda: SAMPLERS["stratified"](BATCH, SOURCE, classes_per_batch=2),
-    "length_bucketed": lambda: make_length_bucketed(BATCH, SOURCE, pool=3),
-    "length_bucketed, tokens": lambda: make_length_bucketed(BATCH, SOURCE, pool=3, max_tokens=200),
+    "split": lambda: Heavy(BATCH),
     "proportional": lambda: make_proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
     "chosen": lambda: SubsetOrder(make_repeated(2), np.arange(0, 100, 3)),
 }
@@ -339,62 +335,29 @@ class TestStratified:
             next(sampler(order).steps(phase))
 
 
-class TestLengthBucketed:
-    LENGTHS = Known().lengths()
+class TestHeavy:
+    """An order with a batch size of its own, which cuts its batches into micro-batches."""
 
-    def spread(self, order: SampleOrder) -> float:
-        found = drawn(order)
-        batches = [self.LENGTHS[found[begin : begin + BATCH]] for begin in range(0, 96, BATCH)]
-        return float(np.mean([batch.max() - batch.min() for batch in batches]))
-
-    def test_lengths_within_a_batch_are_similar(self) -> None:
-        assert self.spread(make_length_bucketed(BATCH, SOURCE)) == pytest.approx(7, abs=1)
-        assert self.spread(SAMPLERS["shuffled"]()) > 60
-
-    def test_each_sample_occurs_once_and_batches_are_shuffled(self) -> None:
-        found = drawn(make_length_bucketed(BATCH, SOURCE))
-        assert sorted(found) == list(range(100))
-        firsts = self.LENGTHS[found[0:96:BATCH]].tolist()
-        assert firsts not in (sorted(firsts), sorted(firsts, reverse=True))
-
-    def test_last_short_batch_has_varying_lengths(self) -> None:
-        lasts = [
-            self.LENGTHS[drawn(make_length_bucketed(BATCH, SOURCE), seed)[96:]].mean()
-            for seed in range(12)
-        ]
-        assert min(lasts) < 30
-        assert max(lasts) > 70
-
-    def test_small_pool_computes_little_of_a_long_epoch(self) -> None:
-        order = LengthBuckets(10, np.arange(2_000_000) % 1000, 5)
-        assert len(set(order(2_000_000, 0)[1_000_000:1_000_100].tolist())) == 100
-
-    @pytest.mark.feature(
-        "data.length_bucketed",
-        "batches of similar length within a number of tokens",
-        "`DATA.TRAIN.sampler={name: length_bucketed, max_tokens: 4000}`",
-    )
-    def test_micro_batches_stay_within_the_tokens(self) -> None:
-        order = make_length_bucketed(BATCH, SOURCE, max_tokens=250)
+    def test_micro_batches_stay_within_the_limit(self) -> None:
+        order = Heavy(BATCH, 250)
         phase = phase_of(order, BATCH)
         sizes = set()
         for micro, world in itertools.product((3, 99), (World(), World(0, 2), World(1, 2))):
             for step, draws in enumerate(sampler(order, micro=micro, world=world).steps(phase)):
                 counted = [draw for draw in draws if draw.counts]
                 for draw in counted:
-                    lengths = self.LENGTHS[draw.indices]
-                    assert len(lengths) <= micro
-                    assert len(lengths) * lengths.max() <= 250
-                    sizes.add(len(lengths))
+                    weights = Heavy.WEIGHTS[draw.indices]
+                    assert len(weights) <= micro
+                    assert len(weights) * weights.max() <= 250
+                    sizes.add(len(weights))
                     assert draw.ordinal // BATCH == step
                 assert [draw.ordinal for draw in counted] == sorted(
                     draw.ordinal for draw in counted
                 )
-        assert {1, 2, 3, 4, 8} <= sizes
+        assert {1, 2, 3, 4} <= sizes
 
-    @pytest.mark.feature("data.length_bucketed")
-    def test_ranks_have_equally_many_micro_batches_of_unequal_lengths(self) -> None:
-        order = make_length_bucketed(BATCH, SOURCE, max_tokens=110)
+    def test_ranks_have_equally_many_micro_batches_of_unequal_weights(self) -> None:
+        order = Heavy(BATCH, 110)
         phase = phase_of(order, BATCH)
         ranks = [list(sampler(order, world=World(rank, 2)).steps(phase)) for rank in range(2)]
         padded = 0
@@ -404,28 +367,22 @@ class TestLengthBucketed:
         assert padded > 0
 
     def test_subset_is_split_like_its_samples(self) -> None:
-        chosen = np.arange(1, 100, 2)
-        inner = make_length_bucketed(BATCH, SampleSource(Known(), chosen), max_tokens=200)
-        order = SubsetOrder(inner, chosen)
-        drawn_indices = order(100, 5)[0:BATCH]
-        sizes = order.split(drawn_indices, 99)
+        order = SubsetOrder(Heavy(BATCH), np.arange(1, 100, 2))
+        indices = order(100, 5)[0:BATCH]
+        sizes = order.split(indices, 99)
         assert sum(sizes) == BATCH
-        begin = 0
-        for size in sizes:
-            lengths = self.LENGTHS[drawn_indices[begin : begin + size]]
-            assert size * lengths.max() <= 200
-            begin += size
+        numbers = indices // 2  # by which the order knows the samples
+        assert sizes == Heavy(BATCH).split(numbers, 99)
 
-    def test_sample_above_the_tokens_is_rejected(self) -> None:
-        with pytest.raises(ValueError, match="max_tokens = 50: sample 27 has 99 tokens"):
-            make_length_bucketed(BATCH, SOURCE, max_tokens=50)
-
-    def test_lengths_are_read_from_a_file(self, tmp_path: Path) -> None:
-        np.savetxt(tmp_path / "lengths.txt", self.LENGTHS, fmt="%d")
-        by_file = make_length_bucketed(
-            BATCH, SampleSource(list(range(100))), file=str(tmp_path / "lengths.txt")
-        )
-        assert drawn(by_file) == drawn(make_length_bucketed(BATCH, SOURCE))
+    def test_batch_size_can_change_only_between_epochs(self) -> None:
+        made = sampler(Heavy(4))
+        middle = Phase(0, "train", 0, first=1, steps=23, offset=8, end=100, batch_size=4)
+        with raises(ChangedError, key="DATA.TRAIN.batch_size", given="4"):
+            next(made.steps(middle))  # after one step of 8
+        other = Phase(0, "train", 0, first=0, steps=16, offset=0, end=100, batch_size=6)
+        with raises(ChangedError, key="DATA.TRAIN.batch_size"):
+            next(made.steps(other))
+        assert len(list(made.steps(phase_of(Heavy(4), 4)))) == 25
 
 
 @pytest.mark.parametrize(
@@ -433,7 +390,6 @@ class TestLengthBucketed:
     [
         (lambda: make_infinite(0), "samples = 0:"),
         (lambda: make_repeated(0), "times = 0:"),
-        (lambda: make_length_bucketed(BATCH, SOURCE, pool=0), "pool = 0:"),
     ],
 )
 def test_numbers_below_1_are_rejected(make: Callable[[], SampleOrder], message: str) -> None:

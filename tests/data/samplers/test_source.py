@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reading_parts import Heavy
 from torch.utils.data import DataLoader
 
 from phasetrain.data.datasets import TensorSamples, load_digits
-from phasetrain.data.samplers.lanes import LaneOrder
 from phasetrain.data.samplers.phase_sampler import SAMPLERS
 from phasetrain.data.samplers.source import (
     SampleSource,
@@ -155,7 +155,7 @@ class TestSubsetOrder:
         ]
 
     def test_batch_size_of_the_order_is_kept(self) -> None:
-        inner = LaneOrder(4, [10], 2)
+        inner = Heavy(4)
         order = SubsetOrder(inner, np.arange(0, 20, 2))
         assert order.batch_size == 4
         assert SubsetOrder(SAMPLERS["shuffled"](), np.arange(10)).batch_size is None

@@ -65,13 +65,13 @@ def test_what_is_not_measured_or_no_number_is_none() -> None:
             marks=pytest.mark.addon("metrics"),
         ),
         pytest.param(
-            ["METERS.wrong={name: f1}", "HOOKS.plateau={monitor: test/wrong_mikro}"],
-            {"key": "HOOKS.plateau.monitor", "suggestion": "test/wrong_micro"},
+            ["METERS.wrong={name: f1}", "HOOKS.early_stopping={monitor: test/wrong_mikro}"],
+            {"key": "HOOKS.early_stopping.monitor", "suggestion": "test/wrong_micro"},
             marks=pytest.mark.addon("metrics"),
         ),
         (
-            ["METERS={accuracy: null, loss: null}", "HOOKS.plateau={}"],
-            {"key": "HOOKS.plateau.monitor"},
+            ["METERS={accuracy: null, loss: null}", "HOOKS.early_stopping={}"],
+            {"key": "HOOKS.early_stopping.monitor"},
         ),
         (
             ["DATA.TEST=null", "HOOKS.early_stopping={}"],

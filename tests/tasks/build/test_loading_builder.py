@@ -130,6 +130,12 @@ class TestOrder:
         )
         assert len(set(some.ids.tolist())) == 64
 
+    def test_sampler_gets_the_lengths_of_the_shards(self) -> None:
+        words = ["DATA.TRAIN={dataset: stream_parts.sharded_part}", *MODEL]
+        words += ["DATA.TRAIN.batch_size=100", "DATA.TRAIN.sampler=stream_parts.last_shard_first"]
+        assert first_batch(*words).ids.tolist() == [*range(50, 100), *range(50)]
+        assert refused(*words, "DATA.TRAIN.subset.samples=70").startswith("DATA.TRAIN.")
+
     def test_mixture_follows_its_proportions(self) -> None:
         ids = first_batch(*MIXED, "DATA.TRAIN.batch_size=100").ids
         assert int((ids >= 1442).sum()) == 75
@@ -231,7 +237,7 @@ EXACT = {
         "DATA.TRAIN.sampler={name: stratified, classes_per_batch: 4}",
         "DATA.TRAIN.subset.samples=700",
     ),
-    "length_bucketed": (NAMED, *MODEL, "DATA.TRAIN.sampler={name: length_bucketed, pool: 2}"),
+    "split": ("DATA.TRAIN.sampler={name: reading_parts.Heavy, limit: 400}",),
     "proportional": MIXED,
     "torch": ("DATA.TRAIN.sampler=reading_parts.Backwards",),
     "repeated": ("DATA.TRAIN.sampler=repeated", "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"),
@@ -249,9 +255,7 @@ def test_updates_get_the_same_samples_with_any_world_size(name: str) -> None:
     assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
 
 
-@pytest.mark.parametrize(
-    "name", ["length_bucketed", pytest.param("proportional", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["split", pytest.param("proportional", marks=pytest.mark.slow)])
 def test_killed_run_resumes_bit_identically(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"], steps=[2, 5], workers=None)
 

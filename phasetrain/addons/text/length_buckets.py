@@ -1,6 +1,5 @@
 """Batches of samples of similar length."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ from numpy.typing import NDArray
 
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.samplers.locate import EpochOrder
+from phasetrain.data.samplers.named import read_numbers
 from phasetrain.data.samplers.permutation import ChunkedPass, Indices
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder, make_shuffled
 from phasetrain.data.samplers.source import SampleSource
@@ -116,17 +116,3 @@ class LengthBuckets:
             return np.concatenate([batches.reshape(-1), last])
 
         return ChunkedPass(length, order_pool, self._pool)
-
-
-def read_numbers(file: str) -> NDArray[Any]:
-    """Return the array in a file: `.npy`, or text with a number per line.
-
-    Raises:
-        ValueError: it contains something else.
-        OSError: it cannot be read.
-    """
-    if Path(file).suffix == ".npy":
-        # Without pickle, because a pickled array could execute code.
-        array: NDArray[Any] = np.load(file, allow_pickle=False)
-        return array
-    return np.loadtxt(file, ndmin=1)

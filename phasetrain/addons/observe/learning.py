@@ -1,12 +1,14 @@
 """Checks that a run can learn at all, by overfitting one batch."""
 
+import io
 import math
 from collections.abc import Sequence
 
+from phasetrain.app.setup import resolve_config
 from phasetrain.errors import NumericsError
+from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Position
 from phasetrain.tasks.parts import StepEvents
-from phasetrain.testing.build import build_run
 
 
 def assert_learns_one_batch(
@@ -52,17 +54,21 @@ def assert_learns_one_batch(
 
 
 def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | None) -> list[float]:
-    made = build_run(overrides, config_dir)
-    task = made.task
-    machine = made.setup.machine
-    phase = made.plan.first_training
+    setup = resolve_config(
+        overrides, config_dir=config_dir, terminal=Terminal(io.StringIO(), live=False)
+    )
+    builder = setup.builder()
+    data = builder.data()
+    plan = builder.plan(data)
+    phase = plan.first_training
     if phase is None:
         raise ValueError(
             "these overrides describe a run without a train phase; set PHASES.epochs=1"
         )
+    task = builder.task(builder.parts(data, plan))
     losses: list[float] = []
     try:
-        with machine.apply_settings():
+        with setup.machine.apply_settings():
             task.begin(phase, fresh=True)
             # Once, outside of the loop: random transforms would give another batch each time.
             batches = next(iter(task.batches(phase, 0)))

@@ -8,9 +8,11 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.data.datasets import DATASETS, Lines
-from phasetrain.data.datasets import lines as module
+from phasetrain.addons.text import lines as module
+from phasetrain.addons.text.lines import Lines
+from phasetrain.data.datasets import DATASETS
 from phasetrain.errors import ConfigError
+from phasetrain.testing import assert_world_size_invariant
 from phasetrain.testing.build import build_run
 
 
@@ -141,6 +143,12 @@ class TestInARun:
         assert loader.bad is not None
         assert batch.bad[0][0] == 3
 
+    def test_missing_key_is_a_config_error(self, two: str) -> None:
+        split = f"{{dataset: lines, files: '{two}', classes: 5, batch_size: 2, target_key: taget}}"
+        expected = {"code": "config.missing_field", "given": "'taget'", "suggestion": "target"}
+        with raises(ConfigError, key="DATA.TRAIN.target_key", **expected):
+            build_run(["MODEL=mlp", f"DATA.TRAIN={split}", "DATA.TEST=null", "PHASES.epochs=1"])
+
     @pytest.mark.parametrize(
         ("sampler", "message"),
         [
@@ -220,3 +228,22 @@ def test_files_without_lines_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with pytest.raises(ValueError, match=r"\b0 samples"):
         Lines(f"{tmp_path}/a")
+
+
+def test_order_in_lanes_does_not_depend_on_the_world_size(tmp_path: Path) -> None:
+    for shard in range(4):
+        samples = [{"input": [shard, at], "target": at % 3} for at in range(9 + shard)]
+        (tmp_path / f"{shard}.jsonl").write_text(
+            "".join(json.dumps(sample) + "\n" for sample in samples)
+        )
+    split = f"{{dataset: lines, files: '{tmp_path}/*.jsonl', classes: 3, batch_size: 12}}"
+    train = [
+        "DATA.TRAIN.sampler={name: lanes, lanes: 4}",
+        "DATA.TRAIN.transforms=[]",
+        "DATA.TRAIN.drop_last=false",
+    ]
+    test = ["DATA.TEST.sampler={name: lanes, lanes: 6, shuffle: false}"]
+    assert_world_size_invariant(
+        ["MODEL=mlp", f"DATA.TRAIN={split}", f"DATA.TEST={split}", *train, *test],
+        sizes=(1, 3),
+    )
