@@ -168,7 +168,18 @@ def test_command_prints_the_file(past: Path, tmp_path: Path, capsys: Any) -> Non
     hooks = str(write_hooks(tmp_path, "Phases"))
     assert main(["relog", str(run), "--hook", hooks, "--updates", "1:5", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["names"], content["lines"]) == (["weights"], 2)
+    assert (content["names"], content["lines"], content["omitted"]) == (["weights"], 2, [])
+
+
+def test_numbers_under_a_name_of_the_run_are_left_out_with_a_warning(
+    past: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(past, run)
+    done = relog(str(run), RelogOptions(str(write_hooks(tmp_path, "Phases", "Silent"))))
+    assert (done.names, done.omitted) == (("weights",), ("loss",))
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.args == ("loss",)
 
 
 @pytest.mark.parametrize(
