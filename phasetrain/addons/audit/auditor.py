@@ -65,7 +65,7 @@ class Audit:
         sentence: the verdict in one sentence.
         checks: the questions and their answers, in the order in which they were asked.
         notes: what was not seen, and what it costs.
-        framework: what trains, or empty for a loop of one's own.
+        framework: the training framework, or empty for a custom loop.
     """
 
     exit_code: int
@@ -408,14 +408,12 @@ def _require_updates(first: Finished) -> Trace:
         )
     count = len(first.trace.updates)
     if count < FEW:
-        unseen = (
-            ""
-            if count
-            else (
-                ". A training in a forked process is not seen: start it as a program, or with the "
-                "start method `spawn`"
+        unseen = ""
+        if not count:
+            unseen = (
+                ". Training in a forked process is not recorded: start it as a program, or with "
+                "the start method `spawn`"
             )
-        )
         raise CannotAuditError(
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
             f"{unseen}"

@@ -224,8 +224,8 @@ def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:
 
 
 def compare_lengths(reference: Trace, other: Trace, start: int) -> list[Difference]:
-    """Return the difference of two runs that end after another number of updates; neither may have
-    been ended from outside."""
+    """Return the difference of two runs that end after different numbers of updates; both must have
+    ended by themselves."""
     expected, actual = len(reference.updates), start + len(other.updates)
     if expected == actual:
         return []

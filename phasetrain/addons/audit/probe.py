@@ -174,7 +174,7 @@ class Probe:
         sys.addaudithook(self._on_audit_event)
 
     def wrap_stateful_loader(self, module: Any) -> None:
-        """Record the loader of torchdata, which has iterators of its own."""
+        """Record the loader of torchdata, which has its own iterators."""
         self._wrap_loader(module.StatefulDataLoader, module._StatefulBaseDataLoaderIter)
 
     def ignore_empty_step(self, module: Any) -> None:
@@ -439,7 +439,7 @@ class Probe:
         return self.updates <= MEASURED or bool(self.every and self.updates % self.every == 0)
 
     def _choose_stride(self) -> None:
-        """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
+        """Digest the state at a stride that costs little; all runs of an audit use the same one."""
         if self.every:
             return
         now = time.perf_counter()

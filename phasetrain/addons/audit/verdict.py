@@ -191,7 +191,7 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
 def _describe_rest(cause: Difference, name: str) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
-        return f"The weights {when}: they are not those of any update of the run without a kill."
+        return f"The weights {when}: no update of the run without a kill has these weights."
     if cause.kind == "buffers":
         return f"Buffers of the model, such as running statistics of batch norm, {when}."
     if cause.kind == "content":
@@ -242,7 +242,7 @@ def _describe_option(cause: Difference, name: str, reference: Trace) -> str:
         for update in reference.updates
         if update.options.get(path) == cause.actual and update.number != cause.update
     ]
-    hint = f", which is that of update {earlier[0]}" if len(earlier) == 1 else ""
+    hint = f", as in update {earlier[0]}" if len(earlier) == 1 else ""
     return (
         f"The {option} of update {cause.update} is {_show(cause.actual)}{hint}, and "
         f"{_show(cause.expected)} in the run without a kill: the schedule was not restored, or is "
