@@ -4,7 +4,7 @@
 exact, and `FAULTS` are planted in these.
 """
 
-from audit_scripts import Script, change
+from audit_scripts import TRAINER_PARTS, Script, change
 
 TORCHVISION = """\
 import torch
@@ -52,7 +52,7 @@ trainer = L.Trainer(
 trainer.fit(Net(), loader, ckpt_path=last if os.path.exists(last) else None)
 """
 
-TRAINER = """\
+TRAINER = f"""\
 import os
 import torch
 from torch import nn
@@ -63,23 +63,7 @@ set_seed(0)
 inputs = torch.randn(64, 8)
 
 
-class Points(Dataset):
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, index):
-        return {"inputs": inputs[index], "labels": inputs[index, :1]}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-
-    def forward(self, inputs, labels=None):
-        output = self.net(inputs)
-        return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
-
+{TRAINER_PARTS}
 
 arguments = TrainingArguments(
     "checkpoints", per_device_train_batch_size=8, max_steps=36, save_steps=5, use_cpu=True,

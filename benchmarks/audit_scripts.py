@@ -678,16 +678,7 @@ phasetrain.fit(
 )
 """
 
-TRAINER_TWIN = """\
-import phasetrain
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-torch.manual_seed(0)
-inputs = torch.randn(64, 8)
-
-
+TRAINER_PARTS = """\
 class Points(Dataset):
     def __len__(self):
         return 64
@@ -704,6 +695,23 @@ class Net(nn.Module):
     def forward(self, inputs, labels=None):
         output = self.net(inputs)
         return {"loss": nn.functional.mse_loss(output, labels), "logits": output}
+"""
+"""Dataset and network of the scripts with the Hugging Face Trainer, and of their twin."""
+
+TRAINER_TWIN = (
+    """\
+import phasetrain
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.manual_seed(0)
+inputs = torch.randn(64, 8)
+
+
+"""
+    + TRAINER_PARTS
+    + """\
 
 
 model = Net()
@@ -719,6 +727,7 @@ phasetrain.fit(
     RUN={"dir": "run"},
 )
 """
+)
 
 ACCELERATE_TWIN = """\
 import phasetrain

@@ -60,8 +60,8 @@ class PhaseMetric(Observer):
 
 class Drawn(Observer):
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        place = {"updates": run.state.updates, "phase": phase.index, "at": torch.rand(()).item()}
-        record_line(run, {"kind": "drawn", **place})
+        position = {"updates": run.state.updates, "phase": phase.index}
+        record_line(run, {"kind": "drawn", **position, "at": torch.rand(()).item()})
 
 
 class RunningMean(Observer):
@@ -82,12 +82,20 @@ class PhaseSum(Observer):
         self.total += float(out.loss)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
-        place = {"updates": run.state.updates, "phase": phase.index}
-        record_line(run, {"kind": "phase_sum", **place, "sum": self.total})
+        position = {"updates": run.state.updates, "phase": phase.index}
+        record_line(run, {"kind": "phase_sum", **position, "sum": self.total})
         self.total = 0.0
 
 
-HOOKS = (
-    *(InputMean, TargetMean, Largest, SomePasses, GradientNorm, WeightNorm, PhaseMetric, Drawn),
-    *(RunningMean, PhaseSum),
+STATELESS = (
+    InputMean,
+    TargetMean,
+    Largest,
+    SomePasses,
+    GradientNorm,
+    WeightNorm,
+    PhaseMetric,
+    Drawn,
 )
+STATEFUL = (RunningMean, PhaseSum)
+HOOKS = (*STATELESS, *STATEFUL)

@@ -30,6 +30,7 @@ import numpy as np
 import relog_hooks
 import torch
 from torch.utils.data import Dataset
+from what_if import QUIET, TASKS
 
 from phasetrain.addons.experiments.options import RelogOptions
 from phasetrain.addons.experiments.travel.past_run import open_past_run
@@ -45,25 +46,8 @@ from phasetrain.runtime.storage import Storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import differences
 
-COMMON = (
-    *("HOOKS.console=null", "HOOKS.report=null", "RUN.rehearse=false", "MACHINE.threads=1"),
-    *("CHECKPOINT.every_updates=10", "CHECKPOINT.keep_every.updates=10"),
-)
+COMMON = (*QUIET, "CHECKPOINT.every_updates=10", "CHECKPOINT.keep_every.updates=10")
 ALL = ("CHECKPOINT.every_updates=1", "CHECKPOINT.keep_every.updates=1")
-TASKS = {
-    "digits": (
-        *("MODEL.name=small_cnn", "MODEL.width=4", "MODEL.dropout=0.3", "DATA.TRAIN.batch_size=48"),
-        *("OPTIMIZER.accumulate=2", "PHASES.epochs=2"),
-        "DATA.TRAIN.transforms=[{name: random_shift, pixels: 1}, {name: noise, std: 0.1}]",
-    ),
-    "tabular": ("experiment=tabular", "DATA.TRAIN.batch_size=30", "PHASES.epochs=4"),
-    "text": (
-        "experiment=text_tiny",
-        "DATA.TRAIN.batch_size=30",
-        "PHASES.updates=40",
-        "PHASES.test_every.updates=20",
-    ),
-}
 LEARNED = ("model", "loss", "updater")
 
 
@@ -90,7 +74,10 @@ def check_visits(folder: Path, task: str, visits: int) -> bool:
     train(past, *TASKS[task], *COMMON)
     train(complete, *TASKS[task], *COMMON, *ALL)
     reader = CheckpointReader(f"{complete}/checkpoints", Storage())
-    saved = {one.manifest.state["updates"]: one.name for one in reader.list_checkpoints()}
+    saved = {
+        checkpoint.manifest.state["updates"]: checkpoint.name
+        for checkpoint in reader.list_checkpoints()
+    }
     before = hash_folder(past)
     generator = np.random.default_rng(seed_of(0, "at", task))
     equal_states = equal_steps = 0
@@ -102,8 +89,10 @@ def check_visits(folder: Path, task: str, visits: int) -> bool:
                 seconds.append(time.perf_counter() - began)
                 loaded = reader.load(f"{reader.root}/{saved[update - 1]}").state["task"]
                 state = visit.task.shared_state()
-                pairs = [{name: one[name] for name in LEARNED} for one in (loaded, state)]
-                equal_states += not differences(*pairs, "task")
+                expected, actual = (
+                    {name: parts[name] for name in LEARNED} for parts in (loaded, state)
+                )
+                equal_states += not differences(expected, actual, "task")
                 equal_steps += visit.step().differs == ()
                 began = time.perf_counter()
                 visit.back()
@@ -160,7 +149,7 @@ def check_large_order(folder: Path) -> bool:
     words = ("DATA.TRAIN.dataset=time_travel.Numbers", "DATA.TRAIN.transforms=[]", "DATA.TEST=null")
     limits = ("PHASES.epochs=100", "RUN.pause_at=3", "CHECKPOINT.every_updates=1")
     run(
-        [*words, *limits, *COMMON[:4], "MODEL.name=mlp", f"RUN.dir={past}"],
+        [*words, *limits, *QUIET, "MODEL.name=mlp", f"RUN.dir={past}"],
         terminal=Terminal(io.StringIO(), live=False),
     )
     with open_past_run(str(past), trust=True) as opened:
@@ -210,11 +199,7 @@ def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
         train(live, *words, hooks=hooks)
         for kind in relog_hooks.HOOKS:
             chosen = folder / f"{kind.__name__}.py"
-            source = str(Path(relog_hooks.__file__).parent)
-            chosen.write_text(
-                f"import sys\nsys.path.insert(0, {source!r})\nimport relog_hooks\n"
-                f"hook = relog_hooks.{kind.__name__}()\n"
-            )
+            write_hook(chosen, kind.__name__)
             for jobs in processes:
                 done = relog(str(past), RelogOptions(str(chosen), jobs=jobs))
                 lines = [json.loads(line) for line in Path(done.path).read_text().splitlines()]
@@ -230,16 +215,23 @@ def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
     return all(count == pairs for count in equal.values())
 
 
-def check_kills(folder: Path, kills: int) -> bool:
-    """Kill commands at random moments, print the figures, and return whether nothing was changed."""
+def write_hook(path: Path, name: str) -> None:
+    """Write a file with one of the hooks."""
+    source = str(Path(relog_hooks.__file__).parent)
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {source!r})\nimport relog_hooks\n"
+        f"hook = relog_hooks.{name}()\n"
+    )
+
+
+def check_kills(folder: Path, kills: int, seconds: float) -> bool:
+    """Kill commands at random moments, print the figures, and return whether nothing was changed
+    and the commands that were not killed succeeded."""
     past = folder / "killed"
     train(past, *TASKS["digits"], *COMMON)
     before = hash_folder(past)
     hook = folder / "killed.py"
-    source = Path(relog_hooks.__file__).read_text()
-    hook.write_text(
-        source.partition("class InputMean")[0] + source[source.index("class WeightN") :]
-    )
+    write_hook(hook, "WeightNorm")
     script = folder / "killed_script.py"
     script.write_text("for _ in range(10):\n    step()\n    back()\n")
     commands = (
@@ -248,14 +240,14 @@ def check_kills(folder: Path, kills: int) -> bool:
         ["relog", str(past), "--hook", str(hook), "--jobs", "2"],
     )
     generator = np.random.default_rng(seed_of(0, "kill"))
-    untouched = killed = 0
+    untouched = killed = failed = 0
     for number in range(kills):
         words = [sys.executable, "-m", "phasetrain", *commands[number % len(commands)]]
         with subprocess.Popen(
             words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
             try:
-                process.wait(timeout=float(generator.uniform(1, 15)))
+                failed += process.wait(timeout=float(generator.uniform(1, seconds))) != 0
             except subprocess.TimeoutExpired:
                 process.kill()
                 killed += 1
@@ -264,8 +256,11 @@ def check_kills(folder: Path, kills: int) -> bool:
             json.loads(line) for line in written.read_text().splitlines()
         )
         untouched += hash_folder(past) == before and is_whole
-    print(f"kill: {killed} of {kills} commands were killed; {untouched} of {kills} changed nothing")
-    return untouched == kills
+    print(
+        f"kill: {killed} of {kills} commands were killed, {failed} others failed; "
+        f"{untouched} of {kills} changed nothing"
+    )
+    return untouched == kills and not failed
 
 
 def main() -> int:
@@ -277,6 +272,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10, help="runs of relog")
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 3])
     parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=15, help="latest moment of a kill")
     parser.add_argument("--folder", type=Path, default=None)
     flags = parser.parse_args()
     folder = flags.folder or Path(tempfile.mkdtemp(prefix="time-travel-"))
@@ -291,7 +287,7 @@ def main() -> int:
     if "relog" in flags.what:
         results.append(check_relog(folder, flags.runs, flags.processes))
     if "kill" in flags.what:
-        results.append(check_kills(folder, flags.kills))
+        results.append(check_kills(folder, flags.kills, flags.seconds))
     return int(not all(results))
 
 

@@ -29,10 +29,8 @@ from phasetrain.runs.view import read_status
 from phasetrain.runtime.machine import seed_of
 from phasetrain.runtime.terminal import Terminal
 
-COMMON = (
-    *("HOOKS.console=null", "HOOKS.report=null", "RUN.rehearse=false", "MACHINE.threads=1"),
-    *("CHECKPOINT.every_updates=5", "CHECKPOINT.keep_every.updates=5"),
-)
+QUIET = ("HOOKS.console=null", "HOOKS.report=null", "RUN.rehearse=false", "MACHINE.threads=1")
+COMMON = (*QUIET, "CHECKPOINT.every_updates=5", "CHECKPOINT.keep_every.updates=5")
 TASKS = {
     "digits": (
         *("MODEL.name=small_cnn", "MODEL.width=4", "MODEL.dropout=0.3", "DATA.TRAIN.batch_size=48"),
@@ -81,8 +79,8 @@ def rerun(base: Path, folder: Path, processes: int, ids: list[int]) -> dict[str,
                 words, stored=stored, terminal=Terminal(io.StringIO(), live=False)
             ),
         )
-    found: dict[str, Any] = json.loads((folder / RECEIPT).read_text())
-    return found
+    receipt: dict[str, Any] = json.loads((folder / RECEIPT).read_text())
+    return receipt
 
 
 def check_set(folder: Path, task: str, processes: int, size: int, number: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Audit:
         sentence: the verdict in one sentence.
         checks: the questions and their answers, in the order in which they were asked.
         notes: what was not seen, and what it costs.
-        framework: what trains, or empty for a loop of one's own.
+        framework: the training framework, or empty for a custom loop.
     """
 
     exit_code: int
@@ -199,17 +199,17 @@ class _Auditor:
         count = len(trace.updates)
         self._check_places(first)
         points = _points(trace)
-        given = self.options.kill_at
-        if given is not None:
-            if not 0 < given < count:
+        kill_at = self.options.kill_at
+        if kill_at is not None:
+            if not 0 < kill_at < count:
                 raise CannotAuditError(
-                    f"--kill-at {given}: expected 1 to {count - 1}, of {count} updates"
+                    f"--kill-at {kill_at}: expected 1 to {count - 1}, of {count} updates"
                 )
-            if not points or given < points[0]:
+            if not points or kill_at < points[0]:
                 raise CannotAuditError(
-                    f"no checkpoint is written before update {given}; it would start over"
+                    f"no checkpoint is written before update {kill_at}; it would start over"
                 )
-            return given
+            return kill_at
         if not points:
             raise CannotAuditError(
                 f"the script writes no checkpoint before the end of its {count} updates, so a kill "
@@ -408,14 +408,12 @@ def _require_updates(first: Finished) -> Trace:
         )
     count = len(first.trace.updates)
     if count < FEW:
-        unseen = (
-            ""
-            if count
-            else (
-                ". A training in a forked process is not seen: start it as a program, or with the "
-                "start method `spawn`"
+        unseen = ""
+        if not count:
+            unseen = (
+                ". Training in a forked process is not recorded: start it as a program, or with "
+                "the start method `spawn`"
             )
-        )
         raise CannotAuditError(
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
             f"{unseen}"
@@ -453,8 +451,8 @@ def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Tra
     if trace.loads:
         read = Path(trace.loads[0]["path"]).name or "a checkpoint"
         sentence += f" It read {read}, and did not use its weights."
-    place = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
-    finding = Finding("start", sentence, place, find_remedy("start", reference.framework), "", 1)
+    line = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
+    finding = Finding("start", sentence, line, find_remedy("start", reference.framework), "", 1)
     return Check(name, DIFFERS, sentence, [finding])
 
 
@@ -462,12 +460,12 @@ def _explain_torn(check: Check, killed: Finished) -> Check:
     """Return the answer to the question about a kill in the middle of a save."""
     if check.exit_code == EXACT:
         return check
-    place = killed.trace.saves[-1].place if killed.trace.saves else ""
+    line = killed.trace.saves[-1].place if killed.trace.saves else ""
     sentence = (
         "A kill while a checkpoint is written loses the run: the file is written in place, and the "
         f"torn file is read by the next start. {check.sentence}"
     )
-    finding = Finding("torn_save", sentence, place, TORN_REMEDY)
+    finding = Finding("torn_save", sentence, line, TORN_REMEDY)
     finding = _shorten_place(finding, killed.folder)
     return replace(check, sentence=sentence, findings=[finding])
 

@@ -44,14 +44,14 @@ class Difference:
         at_start: whether it differs before the first update after the start of the process, so that
             it was not restored.
         expected: what the unbroken run had, where it can be shown.
-        found: what this run had.
+        actual: what this run had.
     """
 
     part: str
     update: int
     at_start: bool = False
     expected: Any = None
-    found: Any = None
+    actual: Any = None
 
     @property
     def kind(self) -> str:
@@ -181,7 +181,7 @@ def _compare_update(
     if not with_samples:
         pass
     elif expected.samples != update.samples:
-        yield Difference("samples", number, expected=expected.samples, found=update.samples)
+        yield Difference("samples", number, expected=expected.samples, actual=update.samples)
     elif expected.content != update.content:
         yield Difference("content", number)
     for library in _differing(expected.generators, update.generators):
@@ -190,7 +190,7 @@ def _compare_update(
         yield Difference(part, number, at_start=True)
     yield from _compare_options(expected, update)
     if expected.loss_digests != update.loss_digests:
-        yield Difference("loss", number, expected=expected.losses, found=update.losses)
+        yield Difference("loss", number, expected=expected.losses, actual=update.losses)
     for part in _differing(expected.state, update.state):
         yield Difference(part, number)
 
@@ -220,16 +220,16 @@ def _compare_options(expected: Update, update: Update) -> Iterator[Difference]:
         if now == value:
             continue
         part = name if name.startswith(("schedule", "scaler")) else f"option.{name}"
-        yield Difference(part, expected.number, at_start=at_start, expected=value, found=now)
+        yield Difference(part, expected.number, at_start=at_start, expected=value, actual=now)
 
 
 def compare_lengths(reference: Trace, other: Trace, start: int) -> list[Difference]:
-    """Return the difference of two runs that end after another number of updates; neither may have
-    been ended from outside."""
-    expected, found = len(reference.updates), start + len(other.updates)
-    if expected == found:
+    """Return the difference of two runs that end after different numbers of updates; both must have
+    ended by themselves."""
+    expected, actual = len(reference.updates), start + len(other.updates)
+    if expected == actual:
         return []
-    return [Difference("length", min(expected, found) + 1, expected=expected, found=found)]
+    return [Difference("length", min(expected, actual) + 1, expected=expected, actual=actual)]
 
 
 def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator[Difference]:
@@ -287,7 +287,7 @@ def find_epoch(reference: Trace, number: int) -> tuple[int, int]:
 def _find_pattern(reference: Trace, resumed: Trace, start: int, first: int) -> str:
     """Return how the order of samples differs, or an empty string."""
     pairs = zip(reference.updates[start:], resumed.updates, strict=False)
-    equal = [one.samples == other.samples for one, other in pairs]
+    equal = [before.samples == after.samples for before, after in pairs]
     if all(equal):
         return ""
     if equal[0]:

@@ -174,7 +174,7 @@ class Probe:
         sys.addaudithook(self._on_audit_event)
 
     def wrap_stateful_loader(self, module: Any) -> None:
-        """Record the loader of torchdata, which has iterators of its own."""
+        """Record the loader of torchdata, which has its own iterators."""
         self._wrap_loader(module.StatefulDataLoader, module._StatefulBaseDataLoaderIter)
 
     def ignore_empty_step(self, module: Any) -> None:
@@ -361,11 +361,11 @@ class Probe:
         self._own += time.perf_counter() - began
 
     def _match(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note which of the batches that were read is trained now: frameworks read ahead."""
-        given = {leaf.data_ptr() for leaf in _tensors((args, dict(kwargs)))} - {0}
+        """Record which of the batches read so far is trained now: frameworks read ahead."""
+        pointers = {leaf.data_ptr() for leaf in _tensors((args, dict(kwargs)))} - {0}
         # The newest first: the memory of an older one, which was skipped, may be in use again.
         for number in reversed(range(len(self.batches))):
-            if given & self.batches[number]["pointers"]:
+            if pointers & self.batches[number]["pointers"]:
                 for _ in range(number):
                     self.batches.popleft()  # read, and skipped on a resume
                 self.used.append(self.batches.popleft())
@@ -439,7 +439,7 @@ class Probe:
         return self.updates <= MEASURED or bool(self.every and self.updates % self.every == 0)
 
     def _choose_stride(self) -> None:
-        """Digest the state so seldom that it costs little; all runs of an audit use one stride."""
+        """Digest the state at a stride that costs little; all runs of an audit use the same one."""
         if self.every:
             return
         now = time.perf_counter()
@@ -511,10 +511,10 @@ class Probe:
     def _options(self, optimizer: Any) -> dict[str, Any]:
         """Return the options of parameter groups, and the positions of schedules and scalers."""
         options: dict[str, Any] = {}
-        for place, group in enumerate(optimizer.param_groups):
+        for index, group in enumerate(optimizer.param_groups):
             for name, value in group.items():
                 if name != "params" and _is_number(value):
-                    options[f"{place}.{name}"] = _plain(value)
+                    options[f"{index}.{name}"] = _plain(value)
         for number, schedule in enumerate(self.schedules):
             if getattr(schedule, "optimizer", None) is optimizer:
                 options[f"schedule.{number}"] = getattr(schedule, "last_epoch", None)

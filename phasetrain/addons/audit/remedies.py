@@ -69,7 +69,7 @@ checkpoint["ema"] = ema.state_dict()                 # whatever the named key ho
 ema.load_state_dict(checkpoint["ema"])
                                                      # and update it once per optimizer step""",
 }
-"""Kind of a difference -> three lines for a loop of one's own."""
+"""Kind of a difference -> lines for a custom training loop."""
 
 BY_FRAMEWORK = {
     "Lightning": {
@@ -112,6 +112,6 @@ to_save = {"trainer": trainer, "model": model, "optimizer": optimizer}""",
 
 
 def find_remedy(kind: str, framework: str) -> str:
-    """Return lines of code that usually mend a kind of difference."""
+    """Return lines of code that usually fix a kind of difference."""
     own = BY_FRAMEWORK.get(FRAMEWORKS.get(framework, ""), {})
     return own.get(kind, PLAIN.get(kind, ""))

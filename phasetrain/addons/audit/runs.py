@@ -1,4 +1,4 @@
-"""Runs the audited command, each time in a folder of its own, with the probe in its processes."""
+"""Runs the audited command, each time in a separate folder, with the probe in its processes."""
 
 import json
 import os
@@ -63,7 +63,7 @@ class Finished:
 
 
 class Runner:
-    """Runs a command in folders of its own.
+    """Runs a command in separate folders.
 
     Args:
         command: words; `{run}` in them stands for a new folder per run. Without it each run gets a
@@ -98,7 +98,7 @@ class Runner:
         return folder
 
     def _list_skipped(self, folder: str, names: list[str]) -> set[str]:
-        # TMPDIR may be in the working folder.
+        # TMPDIR may be in the working folder, which would then be copied into itself.
         own = {name for name in names if Path(folder, name) == self.scratch}
         return own | SKIPPED(folder, names)
 
@@ -120,7 +120,7 @@ class Runner:
         )
         environment[FOLDER] = str(records)
         environment[OPTIONS] = json.dumps(dict(options))
-        # The probe watches new processes, and no forks of one.
+        # The probe gets into new processes only, not into forks of a warm parent.
         environment["PHASETRAIN_WARM_START"] = "0"
         # As a terminal would not: output of a killed process would be lost in its buffer.
         environment.setdefault("PYTHONUNBUFFERED", "1")
@@ -170,7 +170,7 @@ def _wait(
 
 
 def _kill_others(records: str) -> None:
-    """Kill what the command has started in sessions of its own, as torchrun does with its ranks."""
+    """Kill processes that the command has started in other sessions, such as torchrun's ranks."""
     mark = os.fsencode(f"{FOLDER}={records}")
     end = time.monotonic() + 10.0
     while time.monotonic() < end and _kill_marked(mark):

@@ -15,7 +15,7 @@ QUESTIONS = {
 
 
 def format_audit(audit: Audit) -> str:
-    """Return the verdict, what is not restored, and what usually mends it."""
+    """Return the verdict, what is not restored, and what usually fixes it."""
     return "\n".join(_lines(audit))
 
 

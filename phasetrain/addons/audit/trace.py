@@ -166,22 +166,23 @@ def drop_undone(trace: Trace) -> Trace:
 
 
 def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
-    kind, after = event["kind"], event["after"]
-    if kind == "start":
+    event_kind, after = event["kind"], event["after"]
+    if event_kind == "start":
         draft.rest.update(torch=event["torch"], rank=event["rank"], every=event["every"])
-    elif kind == "stride":
+    elif event_kind == "stride":
         draft.rest.update(every=event["every"], share=event["share"])
-    elif kind == "update":
+    elif event_kind == "update":
         draft.updates.append(_read_update(event))
         if "rank" in event:  # in the first one
             draft.rest.update(rank=event["rank"], framework=next(iter(event["frameworks"]), ""))
-    elif kind == "save":
+    elif event_kind == "save":
         draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
-    elif kind in ("load", "restore"):
-        {"load": draft.loads, "restore": draft.restores}[kind].append(event)
-    elif kind == "epoch":
+    elif event_kind in ("load", "restore"):
+        {"load": draft.loads, "restore": draft.restores}[event_kind].append(event)
+    elif event_kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
-    if kind in ("file", "save") and event["path"]:  # torch.save writes without Python's `open`
+    # Both kinds, because torch.save writes without Python's `open`.
+    if event_kind in ("file", "save") and event["path"]:
         draft.files.append((after, event["path"]))
 
 

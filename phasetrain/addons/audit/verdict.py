@@ -168,19 +168,19 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
         )
     if cause.kind == "length":
         return (
-            f"The training ends after {cause.found} updates in all, and after {cause.expected} "
+            f"The training ends after {cause.actual} updates in all, and after {cause.expected} "
             "without a kill: its counter of updates or epochs was not restored."
         )
     if cause.kind in ("option", "schedule"):
         return _describe_option(cause, name, reference)
     if cause.kind == "scaler":
         return (
-            f"The scale of GradScaler was not restored: it is {_show(cause.found)} in update "
+            f"The scale of GradScaler was not restored: it is {_show(cause.actual)} in update "
             f"{cause.update}, and {_show(cause.expected)} in the run without a kill."
         )
     if cause.kind == "loss":
         return (
-            f"The loss of update {cause.update} is {_show(cause.found)} instead of "
+            f"The loss of update {cause.update} is {_show(cause.actual)} instead of "
             f"{_show(cause.expected)}, with equal samples, weights and optimizer state: something "
             "else that it depends on was not restored, such as a counter, a target network or a "
             "queue."
@@ -191,7 +191,7 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
 def _describe_rest(cause: Difference, name: str) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
-        return f"The weights {when}: they are not those of any update of the run without a kill."
+        return f"The weights {when}: no update of the run without a kill has these weights."
     if cause.kind == "buffers":
         return f"Buffers of the model, such as running statistics of batch norm, {when}."
     if cause.kind == "content":
@@ -206,7 +206,7 @@ def _describe_rest(cause: Difference, name: str) -> str:
 
 
 def _describe_samples(cause: Difference, samples: Samples | None) -> str:
-    count = [len(batches) for batches in (cause.expected, cause.found)]
+    count = [len(batches) for batches in (cause.expected, cause.actual)]
     if count[0] != count[1]:
         return (
             f"Update {cause.update} has the gradient of {count[1]} batches instead of {count[0]}: "
@@ -232,7 +232,7 @@ def _describe_samples(cause: Difference, samples: Samples | None) -> str:
 def _describe_option(cause: Difference, name: str, reference: Trace) -> str:
     if cause.kind == "schedule":
         return (
-            f"A schedule is at {_show(cause.found)} in update {cause.update} instead of "
+            f"A schedule is at {_show(cause.actual)} in update {cause.update} instead of "
             f"{_show(cause.expected)}."
         )
     option = "learning rate" if name == "lr" else f"option `{name}` of the optimizer"
@@ -240,11 +240,11 @@ def _describe_option(cause: Difference, name: str, reference: Trace) -> str:
     earlier = [
         update.number
         for update in reference.updates
-        if update.options.get(path) == cause.found and update.number != cause.update
+        if update.options.get(path) == cause.actual and update.number != cause.update
     ]
-    hint = f", which is that of update {earlier[0]}" if len(earlier) == 1 else ""
+    hint = f", as in update {earlier[0]}" if len(earlier) == 1 else ""
     return (
-        f"The {option} of update {cause.update} is {_show(cause.found)}{hint}, and "
+        f"The {option} of update {cause.update} is {_show(cause.actual)}{hint}, and "
         f"{_show(cause.expected)} in the run without a kill: the schedule was not restored, or is "
         "stepped at another time."
     )

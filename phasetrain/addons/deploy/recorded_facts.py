@@ -1,4 +1,4 @@
-"""Facts of a run for a test or an extraction that does without the training data."""
+"""Facts of a run, for a test or an extraction without the training data."""
 
 import logging
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 SECTIONS = ("MODEL", "LOSS", "TASK", "METERS")
 """Sections whose parts keep the facts that they were trained with."""
 
-OF_MACHINE = ("device", "precision", "world")
-"""Facts of the machine, which may be another one now."""
+MACHINE_FACTS = ("device", "precision", "world")
+"""Facts of the machine, which may differ now."""
 
 
 def complete_from_record(setup: Setup) -> Setup:
     """Return the setup with the facts in plan.json as parameters of the parts that were built from
     them, if it has no training data; else the setup as it is.
 
-    The facts would otherwise be those of a test split, such as the standard deviation of other
+    Otherwise the facts of a test split would be used, such as the standard deviation of other
     data. A value of the config takes precedence.
 
     Args:
@@ -45,20 +45,20 @@ def complete_from_record(setup: Setup) -> Setup:
         section: Any = content
         for name in parents:
             section = section.get(name) if isinstance(section, Mapping) else None
-        is_ours = parents and parents[0] in SECTIONS and key not in OF_MACHINE
+        is_ours = parents and parents[0] in SECTIONS and key not in MACHINE_FACTS
         if not is_ours or not isinstance(section, dict) or section.get(key) is not None:
             continue
-        # A list that a loss takes as a tensor is still one among the facts of the data.
-        given = of_data.get(key, value) if _is_text_of_object(value) else value
-        if _is_text_of_object(given):
+        # The facts of the data still have the list from which a loss made a tensor.
+        parameter = of_data.get(key, value) if _is_text_of_object(value) else value
+        if _is_text_of_object(parameter):
             lost.append(path)
-        elif given is not None:
-            section[key] = given
+        elif parameter is not None:
+            section[key] = parameter
     if lost:
         log.warning(
-            "DATA.TRAIN: without training data, %s is a fact of a test split, since plan.json does "
-            "not hold that of the run; set DATA.TRAIN to the training data, or let `facts()` "
-            "return numbers and lists",
+            "DATA.TRAIN: without training data, %s is taken from a test split, because plan.json "
+            "does not hold the value of the run; set DATA.TRAIN to the training data, or let "
+            "`facts()` return numbers and lists",
             ", ".join(lost),
         )
     completed = ConfigDict(content)

@@ -40,17 +40,17 @@ def register(addon: AddOn) -> None:
         ),
         Command(
             "at",
-            "RUN_FOLDER UPDATE",
-            "stand before a past update, at a Python prompt or in a script (exit code 1: it "
-            "differs from the ledger)",
+            "RUN_FOLDER N",
+            "restore the state just before update N, for a Python prompt or a script (exit code 1: "
+            "it differs from the ledger)",
             f"{TRAVEL_COMMANDS}:run_at",
             arguments=f"{TRAVEL_COMMANDS}:add_at_arguments",
         ),
         Command(
             "order",
             "RUN_FOLDER --sample ID | --update N | --between A B | --sql SELECT",
-            "list which update has which samples, past and future (exit code 1: not those of the "
-            "ledger)",
+            "list the samples of updates and the updates of samples, past and future (exit code 1: "
+            "the ledger has other samples)",
             f"{TRAVEL_COMMANDS}:run_order",
             arguments=f"{TRAVEL_COMMANDS}:add_order_arguments",
         ),

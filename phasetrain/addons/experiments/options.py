@@ -189,9 +189,9 @@ class AtOptions:
         ConfigError: a value is out of range (code `cli.usage`).
     """
 
-    script: str | None = option(None, "run Python code there in place of a prompt", metavar="FILE")
+    script: str | None = option(None, "run Python code instead of a prompt", metavar="FILE")
     memory: float = option(
-        1.0, "GiB of states that make stepping back instant (default: 1)", metavar="GIB"
+        1.0, "GiB of states kept in memory, for back() and goto() (default: 1)", metavar="GIB"
     )
     trust: bool = option(False, TRUST)
 
@@ -215,7 +215,7 @@ class OrderOptions:
     )
     sql: str | None = option(
         None,
-        "query the tables `samples` and `updates`, of all updates or those of --between",
+        "query the tables `samples` and `updates`, of all updates or of --between",
         metavar="SELECT",
     )
     out: str | None = option(None, "write all rows to FILE.csv or FILE.parquet", metavar="FILE")
@@ -240,10 +240,12 @@ class RelogOptions:
     """
 
     hook: str = option(
-        "", "file with hooks; without one, what the code logs that has been changed", metavar="FILE"
+        "", "file with hooks; without one, relog writes what your changed code logs", metavar="FILE"
     )
     updates: str = option(":", "the updates, such as 100:200 (default: all)", metavar="A:B")
-    jobs: int = option(1, "processes, each from a kept checkpoint (default: 1)", metavar="N")
+    jobs: int = option(
+        1, "maximum number of processes, each from a kept checkpoint (default: 1)", metavar="N"
+    )
     every: int | None = option(
         None, "updates between two logged steps (default: as in the run)", metavar="N"
     )

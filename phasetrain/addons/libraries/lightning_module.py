@@ -16,7 +16,7 @@ from phasetrain.engine.step_logs import RESERVED, log
 from phasetrain.errors import ConfigError
 from phasetrain.tasks import TASKS, Supervised
 
-GUIDE = "docs/guides/lightning.md has what takes its place"
+GUIDE = "docs/guides/lightning.md lists the replacements"
 
 METHODS = (
     "backward",
@@ -107,14 +107,14 @@ def _find_test_step(module: Any) -> Callable[..., Any]:
 
 
 class _NoTrainer:
-    """Takes the place of the Trainer: without one, the current epoch would silently be 0."""
+    """Replaces the Trainer: without one, the current epoch would silently be 0."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise _unsupported("MODEL", f"a step of the LightningModule uses `trainer.{name}`; {GUIDE}")
 
 
 class _NoIndex:
-    """Takes the place of the index of a batch, which depends on how a run was resumed."""
+    """Replaces the index of a batch, which depends on how a run was resumed."""
 
     def __init__(self, step: str) -> None:
         self._step = step
@@ -190,7 +190,7 @@ def _check_methods(module: nn.Module) -> None:
 
 
 def _is_overridden(module: nn.Module, name: str) -> bool:
-    """Return whether a method is not that of Lightning."""
+    """Return whether a class of the user defines a method, not Lightning."""
     owner = next((owner for owner in type(module).__mro__ if name in vars(owner)), None)
     return owner is not None and owner.__module__.split(".")[0] not in (
         "lightning",

@@ -148,9 +148,9 @@ def _make_factory(name: str, kind: type[Any]) -> Factory[Samples]:
             raise ValueError(
                 f"{error}; nothing is downloaded while a run is built, so do it once yourself"
             ) from error
-        known = _find_labels(data) is not None
-        kind_here = LabelledTorchvisionSamples if known else TorchvisionSamples
-        return kind_here(
+        has_labels = _find_labels(data) is not None
+        adapter = LabelledTorchvisionSamples if has_labels else TorchvisionSamples
+        return adapter(
             data, mode=own.get("mode", "RGB"), classes=own.get("classes"), description=description
         )
 

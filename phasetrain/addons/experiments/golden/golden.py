@@ -381,9 +381,9 @@ def _report_check(
         "facts": [f"{key} {before} -> {now}" for key, (before, now) in changes["facts"].items()],
     }
     lines = [
-        f"{text}: {join_first(listed[kind], MOST_LISTED)}"
-        for kind, text in CHANGES.items()
-        if listed[kind]
+        f"{text}: {join_first(listed[category], MOST_LISTED)}"
+        for category, text in CHANGES.items()
+        if listed[category]
     ]
     content: dict[str, Any] = {"platform": name, "changed": changes}
     if difference is None:

@@ -82,15 +82,15 @@ def write_golden(path: str, records: Mapping[str, GoldenRecord]) -> None:
 
 def _parse_record(entry: Mapping[str, Any]) -> GoldenRecord:
     record = GoldenRecord(**{item.name: entry[item.name] for item in fields(GoldenRecord)})
-    kinds = {
+    types = {
         "overrides": list,
         "config": dict,
         "sources": dict,
         "facts": dict,
         "steps": list,
     }
-    for name, kind in kinds.items():
-        if not isinstance(entry[name], kind):
+    for name, expected in types.items():
+        if not isinstance(entry[name], expected):
             raise TypeError(f"`{name}` is {entry[name]!r}")
     for step in record.steps:
         step["update"], step["at"]

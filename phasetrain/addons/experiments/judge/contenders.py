@@ -34,7 +34,7 @@ class Contender:
         words: overrides of its runs.
         stored: folder of the run whose config the overrides change; empty for none.
         commit: the revision of the project; empty for the files as they are.
-        place: working directory of its runs.
+        working_folder: working directory of its runs.
         facts: facts about its runs.
     """
 
@@ -42,7 +42,7 @@ class Contender:
     words: tuple[str, ...] = ()
     stored: str = ""
     commit: str = ""
-    place: WorkingFolder = field(default_factory=WorkingFolder)
+    working_folder: WorkingFolder = field(default_factory=WorkingFolder)
     facts: Facts = field(default_factory=Facts)
 
     @property
@@ -74,13 +74,13 @@ class Contender:
         return self.label
 
 
-def parse_contenders(words: Sequence[str], place: WorkingFolder) -> list[Contender]:
+def parse_contenders(words: Sequence[str], working_folder: WorkingFolder) -> list[Contender]:
     """Return the contenders that the words of a command line name.
 
     Args:
         words: run folders, experiment files and names of experiments, each of them perhaps followed
             by overrides within the same word; other words `SECTION.key=value` are for all of them.
-        place: the working directory.
+        working_folder: the working directory.
 
     Raises:
         ConfigError: fewer than two contenders, or one is named twice.
@@ -102,7 +102,7 @@ def parse_contenders(words: Sequence[str], place: WorkingFolder) -> list[Contend
             code="judge.named_twice",
         )
     check_words(shared)
-    return [_parse_contender(word, shared, place) for word in named]
+    return [_parse_contender(word, shared, working_folder) for word in named]
 
 
 def _is_override(word: str) -> bool:
@@ -113,7 +113,7 @@ def _is_override(word: str) -> bool:
     return word.startswith("~") or (bool(sign) and len(key.split()) == 1)
 
 
-def _parse_contender(text: str, shared: Sequence[str], place: WorkingFolder) -> Contender:
+def _parse_contender(text: str, shared: Sequence[str], working_folder: WorkingFolder) -> Contender:
     # A folder whose name has spaces or quotes is no list of words.
     if Path(text).is_dir():
         first, rest = text, list[str]()
@@ -123,12 +123,12 @@ def _parse_contender(text: str, shared: Sequence[str], place: WorkingFolder) -> 
     words = (*shared, *rest)  # its own come last, and win
     if Path(first).is_dir():
         check_run_folder(first, open_storage(first))
-        return Contender(text, words, stored=first.rstrip("/"), place=place)
+        return Contender(text, words, stored=first.rstrip("/"), working_folder=working_folder)
     if "/" in first and not is_file_word(first) and "=" not in first:
         check_run_folder(first, open_storage(first))  # there is none: says what is there
     if not is_file_word(first) and "=" not in first:
         first = f"experiment={first}"
-    return Contender(text, (first, *words), place=place)
+    return Contender(text, (first, *words), working_folder=working_folder)
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -159,7 +159,7 @@ def add_facts(
     with tempfile.TemporaryDirectory(prefix="phasetrain-judge-") as folder:
         order_file, out, log = (Path(folder, name) for name in ("order.json", "facts.json", "log"))
         order.write(order_file)
-        code = launch([FACTS, str(order_file), str(out)], contender.place, log)
+        code = launch([FACTS, str(order_file), str(out)], contender.working_folder, log)
         facts = read_facts(out)
         if facts is None:
             raise ConfigError(

@@ -110,11 +110,11 @@ def _open_revisions(
                 name,
                 tuple(words),
                 commit=revision.commit,
-                place=revision.place,
+                working_folder=revision.working_folder,
             )
         )
     if len(contenders) == 1:
-        contenders.append(Contender(WORKING_TREE, tuple(words), place=WorkingFolder(here)))
+        contenders.append(Contender(WORKING_TREE, tuple(words), working_folder=WorkingFolder(here)))
     return contenders
 
 

@@ -47,11 +47,11 @@ class StoppedError(PhasetrainError):
 class Launch(Protocol):
     """Runs a module in a separate process, and returns the exit code."""
 
-    def __call__(self, words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+    def __call__(self, words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
         """Run `python -m WORDS` in a folder, and append its output to a file."""
 
 
-def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+def launch_process(words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
     """Run a module in a new process, and return the exit code.
 
     Raises:
@@ -60,13 +60,13 @@ def launch_process(words: Sequence[str], place: WorkingFolder, output: Path) -> 
     environment = dict(os.environ)
     # As in the installed command, the working directory is searched last (see `run_imports`).
     environment["PYTHONSAFEPATH"] = "1"
-    if place.search_path:
-        environment["PYTHONPATH"] = os.pathsep.join(place.search_path)
+    if working_folder.search_path:
+        environment["PYTHONPATH"] = os.pathsep.join(working_folder.search_path)
     with output.open("ab") as file:
         process = start_process(
             [sys.executable, "-m", *words],
             environment,
-            cwd=place.path,
+            cwd=working_folder.path,
             stdin=subprocess.DEVNULL,  # a `breakpoint()` in a run must not wait for the terminal
             output=file,
             # Bits that depend on the seed of Python's hashes must not look identical.

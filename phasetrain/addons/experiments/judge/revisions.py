@@ -27,12 +27,12 @@ class Revision:
 
     Attributes:
         commit: its full name.
-        place: the folder in it that corresponds to the working directory, and the folders in it
-            that correspond to those in which Python finds modules of the project.
+        working_folder: the folder in it that corresponds to the working directory, and the search
+            path of Python's modules, with folders of the project mapped into it.
     """
 
     commit: str
-    place: WorkingFolder
+    working_folder: WorkingFolder
 
 
 def run_git(words: Sequence[str], folder: str) -> str:

@@ -115,7 +115,9 @@ class RunStore:
             time.sleep(POLL_SECONDS)
         output = path.with_name(f"{path.name}.log")
         # Absolute folders, because a revision has another working directory.
-        code = self.launch(self._list_words(contender, path, words), contender.place, output)
+        code = self.launch(
+            self._list_words(contender, path, words), contender.working_folder, output
+        )
         self.trained.append(folder)
         # A short run that ends before its pause has finished.
         state = read_status(path).state

@@ -116,7 +116,7 @@ def name_operators(task: Task, plan: Plan) -> list[str]:
     MACHINE.deterministic."""
     preflight = trace_first_batch(task, plan) or Preflight()
     device = task.parts.machine.device.type
-    return [one.describe() for one in preflight.on_device(device, deterministic=True)]
+    return [operator.describe() for operator in preflight.on_device(device, deterministic=True)]
 
 
 def describe_findings(preflight: Preflight, device: str, *, deterministic: bool) -> list[str]:

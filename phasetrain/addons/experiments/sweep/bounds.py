@@ -40,7 +40,8 @@ def guess_bounds(metric: str, values: Iterable[float]) -> Bounds:
     values = list(values)
     direction = guess_direction(metric)
     words = list_words(metric)
-    if direction is Direction.LARGER and words & FRACTIONS and all(0 <= one <= 1 for one in values):
+    are_fractions = all(0 <= value <= 1 for value in values)
+    if direction is Direction.LARGER and words & FRACTIONS and are_fractions:
         return 0.0, 1.0
     if direction is Direction.SMALLER and words & NONNEGATIVE and min(values, default=0.0) >= 0:
         return 0.0, math.inf

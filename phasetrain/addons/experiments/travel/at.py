@@ -1,18 +1,18 @@
-"""Stand before a past update of a run, at a Python prompt or in a script (`phasetrain at`)."""
+"""Restores the state just before a past update, for a prompt or a script (`phasetrain at`)."""
 
 import code
 import importlib
 import linecache
 import logging
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
+from phasetrain.addons.experiments.travel.script_folder import search_script_folder
 from phasetrain.addons.experiments.travel.visit import Visit, limit_verdict
+from phasetrain.cli.output import Outcome
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.format import format_count
 
@@ -21,48 +21,35 @@ log = logging.getLogger(__name__)
 GIGABYTE = 2**30
 
 SUMMARY = "summary"
-"""Name of the variable that a script may set; `--json` prints it."""
+"""Variable of a script whose value `--json` prints."""
 
 HELP = """\
-task, model, optimizer, batches, config: the run before this update
+task, model, optimizer, batches, config: the run just before this update
 step()   train the update: loss, gradient norm, the tensors that it changes
-back(n)  stand n updates earlier      goto(n)  stand before update n
-diff(n)  how tensors differ from those before update n
-goto and back give the state of the run: what you change is dropped, and nothing is written."""
+back(n)  go back n updates      goto(n)  restore the state just before update n
+diff(n)  how tensors differ from the state just before update n
+goto and back restore the state of the run: your changes are lost, and nothing is written."""
 
 
-@dataclass(frozen=True)
-class Stand:
-    """The result of a visit.
-
-    Attributes:
-        text: for people.
-        content: for programs.
-        exit_code: 0, or 1 if an update that was trained again differs from the ledger.
-    """
-
-    text: str
-    content: Mapping[str, Any]
-    exit_code: int
-
-
-def stand_at(
+def visit_update(
     folder: str,
     update: int,
     *,
     script: str | None = None,
-    asks: bool = True,
+    prompt: bool = True,
     memory_gb: float = 1.0,
     trust: bool = False,
-) -> Stand:
-    """Stand before a past update, and run a script or open a prompt there.
+) -> Outcome:
+    """Restore the state just before a past update, and run a script or open a prompt with it.
+
+    The exit code is 1 if an update that was trained again differs from the ledger.
 
     Args:
         folder: the run folder; it is only read.
         update: the update, from 1.
-        script: file of Python code to run in place of a prompt.
-        asks: whether to open a prompt without a script.
-        memory_gb: memory for states that make stepping back instant, in GiB.
+        script: file of Python code to run instead of a prompt.
+        prompt: whether to open a prompt if there is no script.
+        memory_gb: memory for states to which `back` and `goto` return without training, in GiB.
         trust: run the code that the config of the run names.
 
     Raises:
@@ -99,17 +86,17 @@ def stand_at(
             text = ""
             _run_script(script, source, names)
             content[SUMMARY] = names.get(SUMMARY)
-        elif asks:
-            with suppress(ImportError):  # it edits lines, and is not on every system
+        elif prompt:
+            with suppress(ImportError):  # for line editing; not available on every system
                 importlib.import_module("readline")
             with suppress(SystemExit):  # exit() and quit()
                 code.interact(f"{text}\n{HELP}", local=names, exitmsg="")
             text = ""
-    return Stand(text, content, int(is_different))
+    return Outcome(int(is_different), text, content)
 
 
 def list_names(visit: Visit) -> dict[str, Any]:
-    """Return the names of a prompt: the objects of the run at this place, and the moves."""
+    """Return the variables of a prompt: the objects of the run, and the functions that move."""
     task = visit.task
     return {
         "visit": visit,
@@ -127,13 +114,13 @@ def list_names(visit: Visit) -> dict[str, Any]:
 
 
 def describe_visit(past: PastRun, visit: Visit) -> dict[str, Any]:
-    """Return where a visit stands and how it came there, for programs."""
+    """Return the position of a visit and how it was reached, for programs."""
     difference = visit.first_difference
     phase = visit.phase
     record = None
     if past.ledger is not None and visit.update in past.ledger:
-        found = past.ledger[visit.update]
-        record = {"loss": found.loss, "lr": found.lr, "samples": found.samples}
+        entry = past.ledger[visit.update]
+        record = {"loss": entry.loss, "lr": entry.lr, "samples": entry.samples}
     return {
         "run": past.folder.path,
         "update": visit.update,
@@ -153,11 +140,12 @@ def describe_visit(past: PastRun, visit: Visit) -> dict[str, Any]:
 
 
 def _format_visit(content: Mapping[str, Any]) -> str:
-    where = f"before update {content['update']} of {content['run']}"
+    position = f"before update {content['update']} of {content['run']}"
     if content["epoch"] is None:
-        where += ", where the run ends"
+        position += ", at the end of the run"
     else:
-        where += f": epoch {content['epoch']}, {format_count(len(content['samples']), 'sample')}"
+        samples = format_count(len(content["samples"]), "sample")
+        position += f": epoch {content['epoch']}, {samples}"
     trained = format_count(content["replayed"], "update")
     verdict = f"{trained} trained again"
     if content["replayed"]:
@@ -171,17 +159,13 @@ def _format_visit(content: Mapping[str, Any]) -> str:
     elif content["checked"]:
         limit = limit_verdict(content["compared"]) or " bit for bit"
         verdict = f"{trained} trained again, {content['checked']} equal the ledger{limit}"
-    return f"{where}\n{verdict}"
+    return f"{position}\n{verdict}"
 
 
 def _run_script(path: str, source: str, names: dict[str, Any]) -> None:
-    """Run a script with the names of a prompt; a debugger finds its lines, and its folder is
-    searched for modules, as when Python runs it."""
+    """Run a script with the variables of a prompt."""
+    # A debugger shows the lines that run, also if the file is edited meanwhile.
     lines = source.splitlines(keepends=True)
     linecache.cache[path] = (len(source), None, lines, path)
-    folder = str(Path(path).resolve().parent)
-    sys.path.insert(0, folder)
-    try:
+    with search_script_folder(path):
         exec(compile(source, path, "exec"), names)
-    finally:
-        sys.path.remove(folder)

@@ -8,36 +8,39 @@ from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
 
 
+def _add_run_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+
+
 def add_at_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run and update."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
-    parser.add_argument("update", metavar="UPDATE", type=int, help="number of the update, from 1")
+    _add_run_folder(parser)
+    parser.add_argument("update", metavar="N", type=int, help="number of the update, from 1")
     add_options(parser, AtOptions)
 
 
 def run_at(call: Call) -> Outcome:
-    """Stand before a past update, at a prompt or in a script."""
-    from phasetrain.addons.experiments.travel.at import stand_at
+    """Restore the state just before a past update, for a prompt or a script."""
+    from phasetrain.addons.experiments.travel.at import visit_update
     from phasetrain.app.engines import print_log
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
     options = read_options(AtOptions, flags)
     with print_log(Terminal(live=False)):
-        stand = stand_at(
+        return visit_update(
             flags.run_folder,
             flags.update,
             script=options.script,
-            asks=not flags.json,
+            prompt=not flags.json,
             memory_gb=options.memory,
             trust=options.trust,
         )
-    return Outcome(stand.exit_code, text=stand.text, content=stand.content)
 
 
 def add_order_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run and question."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    _add_run_folder(parser)
     add_options(parser, OrderOptions)
 
 
@@ -55,7 +58,7 @@ def run_order(call: Call) -> Outcome:
 
 def add_relog_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare run and hooks."""
-    parser.add_argument("run_folder", metavar="RUN_FOLDER", help="folder of the run; only read")
+    _add_run_folder(parser)
     add_options(parser, RelogOptions)
 
 

@@ -4,7 +4,7 @@ import csv
 import importlib
 import io
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ UPDATE_COLUMNS = ("update", "loss", "lr", "gradient_norm", "samples", "skipped")
 """Columns of the table `updates` of a query, from the ledger."""
 
 ALLOWED = (
-    *(sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION),
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 )
-"""Actions of a query."""
+"""Actions that a query may take; no other one can open a file."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Answer:
     Attributes:
         columns: names of the columns.
         rows: the rows.
-        checked: updates whose samples were compared with the ledger.
-        wrong: the first of these whose samples are others; None if all are equal.
+        checked: number of updates whose samples were compared with the ledger, up to `wrong`.
+        wrong: the first update that has other samples in the ledger; None if there is none.
     """
 
     columns: tuple[str, ...]
@@ -46,7 +48,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if the samples of an update are not those in the ledger."""
+        """0, or 1 if the ledger has other samples for an update."""
         return int(self.wrong is not None)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,6 +81,8 @@ class Answer:
                 f"update {self.wrong} had OTHER samples according to the ledger: data or config "
                 "have changed, or unreadable samples were dropped or replaced"
             )
+        if not self.checked:
+            return "not compared with the ledger, which has none of these updates"
         return f"samples of {self.checked} updates compared with the ledger: all equal"
 
 
@@ -93,6 +97,7 @@ def answer_order(folder: str, options: OrderOptions) -> Answer:
         ConfigError: there is no such update or sample (codes `order.*`), or the query or the file
             is wrong.
     """
+    # Before the run is opened, which takes a while.
     write = None if options.out is None else _choose_format(options.out)
     with open_past_run(folder, trust=options.trust) as past:
         order = SampleOrder(past)
@@ -106,7 +111,14 @@ def answer_order(folder: str, options: OrderOptions) -> Answer:
             answer = Answer(columns, rows, table.checked, table.wrong)
     if write is not None:
         assert options.out is not None
-        write(options.out, answer)
+        try:
+            write(options.out, answer)
+        except OSError as error:
+            raise ConfigError(
+                f"--out {options.out}: it cannot be written: {error.strerror or error}; expected a "
+                "path in a folder that exists",
+                code="order.cannot_write",
+            ) from error
     return answer
 
 
@@ -123,7 +135,7 @@ def _query(
     connection = sqlite3.connect(":memory:")
     try:
         types = {name: "TEXT" if name in ("source", "seed") else "INTEGER" for name in COLUMNS}
-        declared = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+        declared = ", ".join(f'"{name}" {sql_type}' for name, sql_type in types.items())
         connection.execute(f"CREATE TABLE samples ({declared})")
         _insert(connection, "samples", len(COLUMNS), table.list_rows())
         declared = ", ".join(f'"{name}"' for name in UPDATE_COLUMNS)
@@ -131,7 +143,6 @@ def _query(
         _insert(connection, "updates", len(UPDATE_COLUMNS), _list_records(past))
         connection.execute('CREATE INDEX by_sample ON samples ("sample")')
         connection.execute('CREATE INDEX by_update ON samples ("update")')
-        # A query may read these tables, and no file.
         connection.set_authorizer(
             lambda action, *_names: sqlite3.SQLITE_OK if action in ALLOWED else sqlite3.SQLITE_DENY
         )
@@ -142,7 +153,7 @@ def _query(
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ConfigError(
             f"--sql: {error}; expected one SELECT on samples ({', '.join(COLUMNS)}) and updates "
-            f"({', '.join(UPDATE_COLUMNS)}); `update` is a word of SQL, so write it in double "
+            f"({', '.join(UPDATE_COLUMNS)}); `update` is a keyword of SQL, so write it in double "
             "quotes",
             code="order.invalid_query",
         ) from error
@@ -153,8 +164,8 @@ def _query(
 def _insert(
     connection: sqlite3.Connection, name: str, columns: int, rows: Iterator[tuple[Any, ...]]
 ) -> None:
-    marks = ", ".join("?" * columns)
-    connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+    parameters = ", ".join("?" * columns)
+    connection.executemany(f"INSERT INTO {name} VALUES ({parameters})", rows)
 
 
 def _list_records(past: PastRun) -> Iterator[tuple[Any, ...]]:
@@ -163,8 +174,13 @@ def _list_records(past: PastRun) -> Iterator[tuple[Any, ...]]:
         yield update, record.loss, record.lr, norm, record.samples, int(record.is_skipped)
 
 
-def _choose_format(path: str) -> Any:
-    """Return the function that writes a file, before any work is done."""
+def _choose_format(path: str) -> Callable[[str, Answer], None]:
+    """Return the function that writes a file.
+
+    Raises:
+        ConfigError: the format is unknown, or needs a library that is not installed (code
+            `order.format`).
+    """
     suffix = Path(path).suffix
     if suffix == ".csv":
         return _write_csv

@@ -44,7 +44,7 @@ class PastRun:
 
     @property
     def last(self) -> int:
-        """The last update that the run has made, as far as its files say."""
+        """The last update of the run that its files record."""
         if self.ledger is not None:
             return self.ledger.last
         return RunView(self.folder.path, self.folder.storage).status.updates
@@ -59,7 +59,7 @@ class PastRun:
 
     @cached_property
     def components(self) -> tuple[str, ...]:
-        """The components of a record that one process computes as the run did."""
+        """The components of a record that a replay in one process computes bit for bit."""
         return select_components(self.setup, self.processes)
 
     @cached_property
@@ -88,7 +88,7 @@ class PastRun:
     def estimate_seconds(self, updates: int) -> float | None:
         """Return how long some updates took in the run, with tests; None if it is unknown."""
         status = RunView(self.folder.path, self.folder.storage).status
-        seconds = sum(status.run_seconds.get(kind, 0.0) for kind in ("train", "test", "data"))
+        seconds = sum(status.run_seconds.get(name, 0.0) for name in ("train", "test", "data"))
         return seconds / status.reached * updates if status.reached and seconds else None
 
     def compare(self, record: LedgerRecord) -> list[str] | None:

@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class Relogged:
         segments: number of segments that were trained again.
         checked: number of updates that were compared with the ledger; all are equal.
         kept: attributes in which a hook keeps values, so that it ran from the start of the run.
+        omitted: names that the run has logged itself, with other values; their numbers are not
+            written.
     """
 
     path: str
@@ -68,6 +71,7 @@ class Relogged:
     segments: int
     checked: int
     kept: tuple[str, ...]
+    omitted: tuple[str, ...]
 
     def to_text(self) -> str:
         """Return the result for people."""
@@ -102,19 +106,19 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
                 code="relog.world_size",
             )
         view = RunView(past.folder.path, past.folder.storage)
-        known = _Known.read(view)
+        live = _LiveLines.read(view)
         job = Job(
             folder,
             options.hook,
             Segment("", first, last),
             options.every or _find_interval(past),
-            tuple(sorted(known.logs)),
+            tuple(sorted(live.logs)),
             options.trust,
         )
         segments = plan_segments(past, first, last, options.jobs)
         _announce(past, segments, first, last)
         logs = _run_segments(past, job, segments)
-        kept = next((tuple(one.changed) for one in logs if one.changed), ())
+        kept = next((tuple(segment_log.changed) for segment_log in logs if segment_log.changed), ())
         if kept and (len(segments) > 1 or past.find_start(first).state.updates):
             log.info(
                 "a hook keeps values from update to update (%s): it runs from the start of the run",
@@ -122,21 +126,37 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
             )
             segments = [replace(segments[-1], checkpoint="", from_start=True)]
             logs = _run_segments(past, job, segments)
-        for one in logs:
-            if one.difference is not None:
-                raise _explain_difference(folder, one.difference)
-        lines = list(_merge(logs, known, first, last))
+        for segment_log in logs:
+            if segment_log.difference is not None:
+                raise _explain_difference(folder, segment_log.difference)
+        relogged = _select_range(logs, first, last)
+        omitted = live.find_conflicts(relogged)
+        lines = list(_list_new(relogged, live, _average_phases(logs)))
         if not lines:
             raise ConfigError(
-                f"--hook {options.hook or 'null'}: nothing was logged in updates {first} to {last} "
+                f"{_name_source(options.hook)}: nothing was logged in updates {first} to {last} "
                 "that the run has not logged itself; log it under another name, by "
                 "phasetrain.log(name, value) or into the metrics of on_metrics",
                 code="relog.nothing_new",
             )
+        if omitted:
+            log.warning(
+                "the run has logged %s itself, with other values; the new ones are left out. "
+                "Log them under other names",
+                join_first(omitted, 8),
+            )
         path = _write(past, options.hook, lines)
     names = dict.fromkeys(name for line in lines for name in _list_names(line))
-    checked = sum(one.checked for one in logs)
-    return Relogged(path, tuple(names), len(lines), (first, last), len(segments), checked, kept)
+    return Relogged(
+        path,
+        tuple(names),
+        len(lines),
+        (first, last),
+        len(segments),
+        sum(segment_log.checked for segment_log in logs),
+        kept,
+        omitted,
+    )
 
 
 def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segment]:
@@ -144,9 +164,10 @@ def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segme
     a kept checkpoint."""
     saved, _ = list_checkpoints(past.folder.storage, f"{past.folder.path}/{FOLDER}")
     usable = {
-        int(one.manifest.state["updates"]): one
-        for one in saved
-        if one.manifest.facts.healthy and one.manifest.state["finished"] in ("", COMPLETED)
+        _count_updates(checkpoint): checkpoint
+        for checkpoint in saved
+        if checkpoint.manifest.facts.healthy
+        and checkpoint.manifest.state["finished"] in ("", COMPLETED)
     }
     inner = sorted(updates for updates in usable if first <= updates < last)
     wanted = [first - 1 + (last - first + 1) * number / jobs for number in range(1, jobs)]
@@ -156,18 +177,18 @@ def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segme
     for begin, end in zip(begins, [*begins[1:], None], strict=True):
         name = "" if begin is None else begin.name
         if end is not None:
-            segments.append(Segment(name, first, _count(end), _locate(end)))
+            segments.append(Segment(name, first, _count_updates(end), _locate(end)))
         elif last < past.last or _is_finished(past):
             # One more, or the end of the run: tests after the last update are in the answer.
             segments.append(Segment(name, first, last + 1))
         else:
             newest = usable.get(last)
-            place = None if newest is None else _locate(newest)
-            segments.append(Segment(name, first, last, place))
+            end_position = None if newest is None else _locate(newest)
+            segments.append(Segment(name, first, last, end_position))
     return segments
 
 
-def _count(saved: Saved) -> int:
+def _count_updates(saved: Saved) -> int:
     return int(saved.manifest.state["updates"])
 
 
@@ -243,14 +264,15 @@ def _run_process(job: Job, folder: Path) -> SegmentLog:
     if done.returncode or not Path(paths[1]).exists():
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(
-            f"--hook {job.hooks}: updates up to {job.segment.last} failed: {lines[-1]}; "
-            f"--jobs 1 shows where, and phasetrain at {job.folder} stands there",
+            f"{_name_source(job.hooks)}: updates up to {job.segment.last} failed: {lines[-1]}; "
+            f"--jobs 1 shows where; phasetrain at {job.folder} N opens a prompt just before "
+            "update N",
             code="relog.job_failed",
         )
     answer = json.loads(Path(paths[1]).read_text(encoding="utf-8"))
     if "error" in answer:
-        kind = ChangedError if answer["kind"] == "ChangedError" else ConfigError
-        raise kind(answer["error"], code=answer["code"])
+        error_class = ChangedError if answer["kind"] == "ChangedError" else ConfigError
+        raise error_class(answer["error"], code=answer["code"])
     return SegmentLog(**answer["log"])
 
 
@@ -265,25 +287,33 @@ def _explain_difference(folder: str, difference: tuple[int, Sequence[str]]) -> C
 
 
 @dataclass(frozen=True)
-class _Known:
+class _LiveLines:
     """What a run has logged itself.
 
     Attributes:
-        logs: names of numbers of steps.
-        metrics: names of metrics of phases.
+        steps: number of updates -> logs of the step.
+        phases: index of the phase -> its metrics.
         others: lines of other kinds.
     """
 
-    logs: frozenset[str]
-    metrics: frozenset[str]
+    steps: Mapping[int, Mapping[str, Any]]
+    phases: Mapping[int, Mapping[str, Any]]
     others: frozenset[str]
 
     @classmethod
-    def read(cls, run: RunView) -> "_Known":
+    def read(cls, run: RunView) -> "_LiveLines":
         lines = run.lines
         return cls(
-            frozenset(name for line in lines for name in parse_mapping(line.content.get("logs"))),
-            frozenset(name for line in lines for name in line.metrics),
+            {
+                line.updates: parse_mapping(line.content.get("logs"))
+                for line in lines
+                if line.kind == "step"
+            },
+            {
+                line.content.get("phase", -1): parse_mapping(line.content.get("metrics"))
+                for line in lines
+                if line.kind == "phase"
+            },
             frozenset(
                 _identify(dict(line.content))
                 for line in lines
@@ -291,22 +321,62 @@ class _Known:
             ),
         )
 
+    @cached_property
+    def logs(self) -> frozenset[str]:
+        """Names of numbers of steps."""
+        return frozenset(name for logs in self.steps.values() for name in logs)
+
+    @cached_property
+    def metrics(self) -> frozenset[str]:
+        """Names of metrics of phases."""
+        return frozenset(name for metrics in self.phases.values() for name in metrics)
+
+    def find_conflicts(self, lines: Iterable[Line]) -> tuple[str, ...]:
+        """Return the names under which lines have another value than the run logged there."""
+        conflicts = set()
+        for line in lines:
+            own: Mapping[str, Any] = {}
+            values: Mapping[str, Any] = {}
+            if line["kind"] == "step":
+                own, values = self.steps.get(line["updates"], {}), line.get("logs", {})
+            elif line["kind"] == "phase":
+                own, values = self.phases.get(line["phase"], {}), line["metrics"]
+            conflicts |= {name for name in values if name in own and values[name] != own[name]}
+        return tuple(sorted(conflicts))
+
 
 def _identify(line: Line) -> str:
     return json.dumps({key: line[key] for key in line if key != "time"}, sort_keys=True)
 
 
-def _merge(logs: Sequence[SegmentLog], known: _Known, first: int, last: int) -> Iterator[Line]:
-    """Yield the lines with new numbers, as a live run would have written them."""
-    means = _average_phases(logs)
-    for line in (line for one in logs for line in one.lines):
-        if not first <= line["updates"] <= last:
-            continue
+def _name_source(hook: str) -> str:
+    """Return where the numbers come from, for the beginning of an error."""
+    return f"--hook {hook}" if hook else "phasetrain relog without --hook"
+
+
+def _select_range(logs: Sequence[SegmentLog], first: int, last: int) -> list[Line]:
+    return [
+        line
+        for segment_log in logs
+        for line in segment_log.lines
+        if first <= line["updates"] <= last
+    ]
+
+
+def _list_new(
+    lines: Iterable[Line], live: _LiveLines, means: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Line]:
+    """Yield the lines with new numbers, as a live run would have written them.
+
+    Args:
+        lines: what was logged in the replayed updates.
+        live: what the run has logged itself.
+        means: index of a phase -> means of the new numbers of its steps.
+    """
+    for line in lines:
         if line["kind"] == "step":
             new = {
-                name: value
-                for name, value in line.get("logs", {}).items()
-                if name not in known.logs
+                name: value for name, value in line.get("logs", {}).items() if name not in live.logs
             }
             without = ("logs", "loss", "lr")
             entries = {key: value for key, value in line.items() if key not in without}
@@ -317,12 +387,12 @@ def _merge(logs: Sequence[SegmentLog], known: _Known, first: int, last: int) -> 
             new = {
                 name: value
                 for name, value in {**line["metrics"], **averages}.items()
-                if name not in known.metrics and value is not None
+                if name not in live.metrics and value is not None
             }
             directions = {name: kept for name, kept in line["directions"].items() if name in new}
             if new:
                 yield {**line, "metrics": new, "directions": directions}
-        elif _identify(line) not in known.others:
+        elif _identify(line) not in live.others:
             yield line
 
 
@@ -332,21 +402,23 @@ def _average_phases(logs: Sequence[SegmentLog]) -> dict[int, dict[str, Any]]:
 
     A segment that begins within a phase has seen a part of it, so the sums are made again.
     """
-    steps: dict[int, LogMeans] = {}
-    for phase, weight, values in (step for one in logs for step in one.steps):
+    sums_by_phase: dict[int, LogMeans] = {}
+    for phase, weight, values in (step for segment_log in logs for step in segment_log.steps):
         tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
         out = StepOutput(torch.zeros(()), weight, samples=0, logs=tensors)
-        steps.setdefault(phase, LogMeans()).add(out)
-    averages = {phase for one in logs for phase in one.averages}
+        sums_by_phase.setdefault(phase, LogMeans()).add(out)
+    averaged = {phase for segment_log in logs for phase in segment_log.averages}
     means: dict[int, dict[str, Any]] = {}
-    for phase, sums in steps.items():
-        if phase in averages:
-            found = sums.compute(World())
-            is_partial = phase == logs[0].begun
-            means[phase] = {
-                name: None if is_partial else value if math.isfinite(value) else repr(value)
-                for name, value in found.items()
-            }
+    for phase, sums in sums_by_phase.items():
+        if phase not in averaged:
+            continue
+        values = sums.compute(World())
+        if phase == logs[0].begun:
+            means[phase] = dict.fromkeys(values)
+            continue
+        means[phase] = {
+            name: value if math.isfinite(value) else repr(value) for name, value in values.items()
+        }
     return means
 
 

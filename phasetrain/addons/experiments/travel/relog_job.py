@@ -1,4 +1,4 @@
-"""Runs hooks over one segment of a past run; a process of its own for each of several segments.
+"""Runs hooks over one segment of a past run; several segments run in a process each.
 
 python -m phasetrain.addons.experiments.travel.relog_job ORDER.json RESULT.json
 """
@@ -21,6 +21,7 @@ from phasetrain.addons.experiments.replay.updates import (
     start_at,
 )
 from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
+from phasetrain.addons.experiments.travel.script_folder import search_script_folder
 from phasetrain.app.build_hooks import label_hooks
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import CheckpointReader
@@ -64,7 +65,7 @@ class Job:
         hooks: file of the hooks; empty for none.
         segment: the segment.
         every: updates between two logged steps.
-        known: names that the run has logged.
+        logged: names that the run has logged.
         trust: run the code that the config of the run names.
     """
 
@@ -72,7 +73,7 @@ class Job:
     hooks: str
     segment: Segment
     every: int
-    known: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
     trust: bool = False
 
 
@@ -83,8 +84,8 @@ class SegmentLog:
     Attributes:
         lines: the lines of metrics.jsonl, without times.
         steps: for each step with new names: phase, weight, and the values by name.
-        averages: phases in whose metrics the means of logged numbers are.
-        begun: the phase under way at the beginning; None if it began with the segment.
+        averages: phases whose metrics include the means of logged numbers.
+        begun: the phase in the middle of which the segment begins; None if it begins with a phase.
         checked: updates that were compared with the ledger.
         difference: the first of these that differs, with its components.
         changed: attributes of hooks that have changed in the segment.
@@ -116,13 +117,10 @@ def load_hooks(path: str) -> dict[str, Hook]:
             code="relog.no_file",
         )
     module = module_from_spec(spec)
-    # Modules next to the file are found, as by a script; the watch of values looks the module up.
-    sys.path.insert(0, str(Path(path).resolve().parent))
+    # `list_modules`, which finds the variables that hooks change, looks the module up here.
     sys.modules[name] = module
-    try:
+    with search_script_folder(path):
         spec.loader.exec_module(module)
-    finally:
-        sys.path.pop(0)
     hooks = [value for value in vars(module).values() if isinstance(value, Hook)]
     made = {type(hook) for hook in hooks}
     for value in vars(module).values():
@@ -151,8 +149,8 @@ def run_segment(past: PastRun, job: Job) -> SegmentLog:
     start = _find_start(past, segment)
     hooks = load_hooks(job.hooks)
     log = SegmentLog(begun=start.state.phase if start.state.step else None)
-    recorder = _Recorder(log, hooks, job.known)
-    # Their own labels might be those of hooks of the config.
+    recorder = _Recorder(log, hooks, job.logged)
+    # With a prefix, because the config may have hooks with the same labels.
     labelled = {f"relog.{label}": hook for label, hook in hooks.items()}
     state_at: dict[StepPosition, Callable[[dict[str, Any]], None]] = {}
     if segment.end is not None:
@@ -212,15 +210,15 @@ class _Recorder(Hook):
     Args:
         log: where to put it.
         hooks: label -> hook to watch.
-        known: names that the run has logged.
+        logged: names that the run has logged.
     """
 
     main_only = False
     observe_only = True
 
-    def __init__(self, log: SegmentLog, hooks: Mapping[str, Hook], known: tuple[str, ...]) -> None:
+    def __init__(self, log: SegmentLog, hooks: Mapping[str, Hook], logged: tuple[str, ...]) -> None:
         self._log = log
-        self._known = frozenset(known)
+        self._logged = frozenset(logged)
         self._holders = find_holders(hooks.items())
         self._modules = list_modules(list_kinds(self._holders))
         self._saved = Saved((), [holder for _, holder in self._holders])
@@ -231,15 +229,15 @@ class _Recorder(Hook):
         self._before = self._read_keys()
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Record the new numbers of the step; other hooks have not seen that it is complete."""
+        """Record the new numbers of the step, before the closing event reaches the other hooks."""
         self._find_changes()
         if not out.weight:
             return
         values = {
-            # As the mean over the phase adds them up, see `phasetrain.tasks.metering.LogMeans`.
+            # In double, as `phasetrain.tasks.metering.LogMeans` adds up the mean over the phase.
             name: float(torch.as_tensor(value).double())
             for name, value in out.logs.items()
-            if name not in self._known
+            if name not in self._logged
         }
         if values:
             self._log.steps.append((phase.index, float(out.weight), values))
@@ -281,15 +279,14 @@ def main(order: str, result: str) -> int:
     segment = content["segment"]
     if segment["end"] is not None:
         segment["end"] = tuple(segment["end"])  # JSON has no tuples
-    known = tuple(content["known"])
-    job = Job(**{**content, "segment": Segment(**segment), "known": known})
+    content["logged"] = tuple(content["logged"])
+    job = Job(**{**content, "segment": Segment(**segment)})
     answer: dict[str, Any]
     try:
         with open_past_run(job.folder, trust=job.trust) as past:
             answer = {"log": asdict(run_segment(past, job))}
     except PhasetrainError as error:
-        kind = type(error).__name__
-        answer = {"error": str(error), "code": error.code, "kind": kind}
+        answer = {"error": str(error), "code": error.code, "kind": type(error).__name__}
     Path(result).write_text(json.dumps(answer), encoding="utf-8")
     return 0
 

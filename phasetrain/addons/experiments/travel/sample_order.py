@@ -1,4 +1,4 @@
-"""The order of the training samples as a table: which update has which samples, past and future."""
+"""The order of the training samples as a table: the samples of each update, past and future."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class OrderTable:
 
     Attributes:
         columns: name -> values, in the order of `COLUMNS`.
-        checked: updates whose samples were compared with the ledger.
-        wrong: the first of these whose samples are others; None if all are equal.
+        checked: number of updates whose samples were compared with the ledger, up to `wrong`.
+        wrong: the first update that has other samples in the ledger; None if there is none.
     """
 
     columns: dict[str, NDArray[np.generic]]
@@ -84,8 +84,8 @@ class SampleOrder:
         dataset = split.reader.dataset
         if split.loader is not None or isinstance(dataset, ForwardDataset):
             raise ConfigError(
-                f"{past.folder.path!r}: DATA.TRAIN is read by a loader or a stream that decides "
-                "itself which samples come next, so they have no ids; use a dataset with an index",
+                f"{past.folder.path!r}: DATA.TRAIN is read by a custom loader or a stream, which "
+                "chooses the samples itself, so they have no ids; use a dataset with an index",
                 code="order.no_ids",
             )
         context = past.setup.builder().context
@@ -137,8 +137,8 @@ class SampleOrder:
         return self._join(parts, range(first, last + 1))
 
     def find_sample(self, sample: int) -> OrderTable:
-        """Return the updates that have a sample, in constant time per epoch if its order can be
-        inverted.
+        """Return the updates that have a sample; in constant time per epoch if the order of the
+        epoch can be inverted.
 
         Raises:
             ConfigError: the dataset has no such sample (code `order.no_such_sample`).
@@ -159,7 +159,8 @@ class SampleOrder:
                 epoch = phase.epoch
             end = phase.offset + phase.samples
             inside = positions[(positions >= phase.offset) & (positions < end)]
-            # The first phase in any case: a sample that never comes has no rows, and all columns.
+            # Always with the first phase, so that a sample that is never drawn has all columns and
+            # no rows.
             if len(inside) or not parts:
                 indices = np.full(len(inside), sample, dtype=np.int64)
                 parts.append(self._make_rows(phase, before, inside, indices))
@@ -209,14 +210,16 @@ class SampleOrder:
     ) -> OrderTable:
         columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
         ledger = self._past.ledger
-        recorded = [] if ledger is None else [update for update in updates if update in ledger]
+        checked = 0
         wrong = None
-        for update in recorded:
-            assert ledger is not None
+        for update in updates:
+            if ledger is None or update not in ledger:
+                continue
+            checked += 1
             if hash_bytes(self._list_ids(update).tobytes()) != ledger[update].ids:
                 wrong = update
                 break
-        return OrderTable(columns, len(recorded), wrong)
+        return OrderTable(columns, checked, wrong)
 
     def _list_ids(self, update: int) -> Indices:
         """Return the samples of an update that are not excluded, as the ledger hashes them."""

@@ -1,4 +1,4 @@
-"""A visit to a past run: stands before an update, and steps forwards and backwards from it."""
+"""A visit to a past run: the state just before an update, and moves to other updates."""
 
 import logging
 from collections import OrderedDict
@@ -35,10 +35,10 @@ from phasetrain.tasks import SavedTask, Task
 log = logging.getLogger(__name__)
 
 LABEL = "replayed"
-"""Label of the hook that records a visit; its state belongs to a temporary file."""
+"""Label of the ledger hook of a visit; its state belongs to a temporary file, and is not kept."""
 
 WITHOUT_WEIGHTS = ("meter.", "data.", "logs")
-"""Prefixes of the parts of a task that measure or read."""
+"""Prefixes of the parts of a task that have no weights: they measure or read."""
 
 MAX_LISTED = 12
 """Maximum number of tensors in a text."""
@@ -135,7 +135,7 @@ class KeptState:
 
 
 class StateCache:
-    """States by the number of updates before them; the one unused for longest is dropped first.
+    """States by the number of updates before them; the least recently used is dropped first.
 
     Args:
         limit: bytes of tensors that are kept; one state is kept in any case.
@@ -157,7 +157,7 @@ class StateCache:
         return self._states[updates]
 
     def put(self, updates: int, state: KeptState) -> None:
-        """Keep a state in place of others."""
+        """Add a state, and drop others if the limit requires it."""
         self._states[updates] = state
         self._states.move_to_end(updates)
         while len(self._states) > 1 and self.size > self.limit:
@@ -170,16 +170,16 @@ class StateCache:
 
 
 class Visit:
-    """Stands before an update of a past run, with the run as it was.
+    """Holds a past run in the state that it had just before an update.
 
     Updates are trained again from the nearest state before them: a checkpoint or a state in the
-    cache. Tests in between and hooks that act on the training run again, too.
+    cache. Tests in between run again too, as do hooks that act on the training.
 
     Args:
         past: the run.
         update: where to begin.
-        memory: bytes for the states that make stepping back instant.
-        moved: called after each move, when `task` and `batches` are other objects.
+        memory: bytes for states to which a move returns without training.
+        moved: called after each move, which replaces the objects `task` and `batches`.
 
     Attributes:
         update: the next update, from 1; one more than the run has at its end.
@@ -215,6 +215,7 @@ class Visit:
         self._start = ReplayStart(past.plan, RunState(), past.setup.machine)
         self._target: int | None = None
         self._state_size = 0
+        # Without an object, `__exit__` is not called: also Ctrl-C must end workers and hooks here.
         try:
             self.goto(update)
         except BaseException:
@@ -240,7 +241,7 @@ class Visit:
 
     @property
     def update(self) -> int:
-        """See the class."""
+        """The next update, from 1."""
         return self.engine.state.updates + 1
 
     @property
@@ -251,8 +252,8 @@ class Visit:
         return self.engine.plan.phases[self.engine.state.phase]
 
     def goto(self, update: int) -> None:
-        """Stand before another update, with the state of the run: changes of the present state are
-        dropped.
+        """Restore the state of the run just before another update; changes of the present state are
+        lost.
 
         Raises:
             ConfigError: the run has not made the update before it (code `at.no_such_update`), or
@@ -274,8 +275,9 @@ class Visit:
         self._target = None
         if self.update < update:
             raise ConfigError(
-                f"update {update}: trained again, the run ends after update {self.update - 1}, as "
-                "with another hook or plan; choose an earlier one",
+                f"update {update}: trained again, the run ends after update {self.update - 1}, so "
+                "a hook or the plan differs from the run; expected an update up to "
+                f"{self.update}",
                 code="at.no_such_update",
             )
         if self.update > update:
@@ -288,18 +290,19 @@ class Visit:
         self._moved(self)
 
     def back(self, count: int = 1) -> None:
-        """Stand before an earlier update, see `goto`."""
+        """Go back some updates, see `goto`."""
         self.goto(self.update - count)
 
     def step(self) -> StepReport:
-        """Train the update, and stand before the next one.
+        """Train the update, and move on to the next one.
 
         Raises:
             ConfigError: the run has ended (code `at.end`).
         """
         if not self.batches:
             raise ConfigError(
-                f"update {self.update}: the run ends before it; go back with goto(n) or back()",
+                f"update {self.update}: the run ends before it, so there is none to train; go back "
+                "with goto(n) or back()",
                 code="at.end",
             )
         number = self.update
@@ -353,16 +356,16 @@ class Visit:
         kept = max((at for at in self._cache if at < update), default=-1)
         start = self._cache.get(kept).start if kept >= 0 else None
         if kept < update - 1:
-            found = self.past.find_start(update)
-            if found.state.updates > kept:
-                start, kept = found, -1
+            from_disk = self.past.find_start(update)
+            if from_disk.state.updates > kept:
+                start, kept = from_disk, -1
         assert start is not None, "there is a state or a start before every update"
         loaded = start.loaded
         if kept >= 0:
-            # The state is the run's: it must not change with the run that is built.
+            # A copy: training changes the tensors of the run that is built, not the cached ones.
             state = _copy_tensors(self._cache.get(kept).state)
             if loaded is None:
-                # No manifest is read, and nothing is left out that a fresh build has not.
+                # The state was cached before the first checkpoint. `restore` reads no manifest.
                 loaded = LoadedCheckpoint("the start", None, {}, state)  # type: ignore[arg-type]
             loaded = replace(loaded, content=state)
         self.close()
@@ -455,8 +458,9 @@ class _Keeper(Hook):
         keep: called with the run wherever a resume could begin.
 
     Attributes:
-        measures_norm: whether to measure the gradient of the update under way.
-        norm: its Euclidean norm, of the weights of the main optimizer; None if no weight has one.
+        measures_norm: whether to measure the gradient of the current update.
+        norm: Euclidean norm of the gradient, over the weights of the main optimizer; None if no
+            weight has a gradient.
     """
 
     main_only = False
@@ -471,12 +475,12 @@ class _Keeper(Hook):
         """Restore the state."""
         if self._loaded is not None:
             restore(run, self._loaded)
-            # dropped at once: its tensors would stay in memory
-            run.resumed_from, self._loaded = self._loaded.path, None
+            run.resumed_from = self._loaded.path
+            self._loaded = None  # its tensors would stay in memory
         self._offer(run)
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Measure the gradient; the last micro-batch has all of it."""
+        """Measure the gradient; after the last micro-batch it is complete."""
         if not self.measures_norm:
             return
         updater = run.task.updater
@@ -505,27 +509,27 @@ def compare_tensors(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -
         other = after.get(name)
         if other is None or other.shape != value.shape:
             continue
-        one, two = (tensor.detach().cpu() for tensor in (value, other))
-        # By bits: NaN equals NaN.
-        differs = (one != two) & ~((one != one) & (two != two))
+        old, new = (tensor.detach().cpu() for tensor in (value, other))
+        # NaN equals NaN.
+        differs = (old != new) & ~((old != old) & (new != new))
         entries = int(differs.sum())
         if entries:
-            difference = two.double() - one.double()
-            norm = float(one.double().norm())
+            difference = new.double() - old.double()
+            norm = float(old.double().norm())
             relative = float(difference.norm()) / norm if norm else float("inf")
             largest = float(difference.abs().max())
-            changes.append(TensorChange(name, entries, one.numel(), largest, relative))
+            changes.append(TensorChange(name, entries, old.numel(), largest, relative))
     return Changes(sorted(changes, key=lambda change: -change.relative))
 
 
 def _name_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors by their path in the state of a task, without those of no weight."""
+    """Return the tensors by their path in the state of a task, without meters, data and logs."""
     kept = {name: part for name, part in state.items() if not name.startswith(WITHOUT_WEIGHTS)}
     return dict(flatten_state(kept)[1])
 
 
 def _copy_tensors(state: Any, *, to_cpu: bool = False) -> Any:
-    """Return a state whose tensors do not change with those of the run."""
+    """Return a state with copies of its tensors."""
     return map_tensors(
         state,
         lambda tensor: tensor.detach().to("cpu" if to_cpu else tensor.device, copy=True),

@@ -199,7 +199,13 @@ class Retrainer:
         return Retrained(
             segment,
             components,
-            len([one for one in trained if one in segment.list_updates() and one in ledger]),
+            len(
+                [
+                    update
+                    for update in trained
+                    if update in segment.list_updates() and update in ledger
+                ]
+            ),
             tuple(differing),
             tuple(end.name for end in segment.ends if is_comparable and end.name not in differing),
             tuple(findings),
@@ -250,9 +256,9 @@ class Retrainer:
         if loaded is not None and "model" in loaded.state["task"]:
             digest = hash_state(loaded.state["task"]["model"])
             pairs.append(("digest", status.digest, digest))
-        for name, recorded, found in pairs:
-            if recorded and found and recorded != found:  # earlier releases do not record all
-                text = f"status.json has {name} {recorded}, the run has {found} at its end"
+        for name, recorded, computed in pairs:
+            if recorded and computed and recorded != computed:  # earlier releases lack some
+                text = f"status.json has {name} {recorded}, the run has {computed} at its end"
                 yield Finding("status", last, (name,), text)
 
     def _load_end(self) -> LoadedCheckpoint | None:
@@ -443,7 +449,7 @@ def _compare_records(
     # An attempt without the hook has left a gap in the ledger of the run; the weights at the end
     # are compared anyway.
     first = find_first_update(trained, ledger, components)
-    missing = next((one for one in segment.list_updates() if one not in trained), None)
+    missing = next((update for update in segment.list_updates() if update not in trained), None)
     # The training may have gone beyond the segment.
     end = segment.last + 1 if missing is None else missing
     if first is not None and first[0] < end:

@@ -2,9 +2,9 @@
 
     python -m phasetrain.addons.experiments.warm.parent DESCRIPTOR PID
 
-Descriptor is its end of a socket, and pid the process that has started it, with which it ends. It
-executes no operation of torch, starts no thread, draws no random number and imports no file of the
-user, so that a child has nothing but imports that a new process has not.
+DESCRIPTOR is its end of a socket. PID is the process that has started it; the parent ends when that
+process does. It executes no operation of torch, starts no thread, draws no random number and
+imports no file of the user, so that a child differs from a new process in its imports alone.
 """
 
 import atexit
@@ -128,7 +128,7 @@ class Forker:
             parent = os.getpid()
             try:
                 pid = os.fork()
-            except OSError:  # no memory for another process; the other runs go on
+            except OSError:  # no memory for another process; the other runs continue
                 self._is_open = False
             else:
                 if pid == 0:
@@ -142,7 +142,7 @@ class Forker:
         return None
 
     def _leave(self, parent: int, answers: int) -> None:
-        """Close what belongs to the parent in a child, which ends when the parent is killed."""
+        """Close the parent's descriptors in a child, and let it end when the parent is killed."""
         others = [answers for _, answers in self._children.values()]
         for descriptor in (answers, self._client, *self._children, *others):
             os.close(descriptor)
@@ -176,8 +176,8 @@ def _list_files() -> list[str]:
 
 
 def _stat_modules() -> dict[str, tuple[int, int]]:
-    """Return time and size of the files of all modules. If one has changed since it was imported, a
-    run needs a new parent."""
+    """Return modification time and size of the files of all modules. If a file has changed since it
+    was imported, a run needs a new parent."""
     stats = {}
     for file in _list_files():
         with suppress(OSError):
@@ -204,14 +204,14 @@ def find_refusal() -> str:
 
 
 class Ending:
-    """Ends a child without what Python does last: it would free all objects of the parent one by
-    one, and the kernel would copy each page of them before.
+    """Ends a child without Python's cleanup of memory, which would free all objects of the parent
+    one by one, so that the kernel would first copy each of their pages.
 
-    It is made before the libraries are imported, so that it comes after all that they have
-    registered for the exit.
+    It is made before the libraries are imported: exit handlers run in reverse order, so it runs
+    after theirs.
 
     Attributes:
-        code: the exit code; None: as Python ends.
+        code: the exit code; None: let Python end the process.
     """
 
     def __init__(self) -> None:
@@ -255,7 +255,8 @@ def run_order(order: Order, ending: Ending, environment: Mapping[str, str]) -> N
         os.dup2(descriptor, number)
         os.close(descriptor)
     _open_streams()
-    # Python seeds its generator anew after a fork; these have a random seed from their import.
+    # After a fork Python seeds its own generator again, and NumPy and torch do not: all children
+    # would have the seed that was drawn when the parent imported them.
     importlib.import_module("numpy").random.seed()
     importlib.import_module("torch").default_generator.seed()
     # The parent has looked for libraries in the working folder, before the user's last change.
@@ -274,7 +275,7 @@ def run_order(order: Order, ending: Ending, environment: Mapping[str, str]) -> N
 
 def _open_streams() -> None:
     """Make sys.stdin, sys.stdout and sys.stderr as Python does at its start: how they are buffered
-    depends on the files, which are others now."""
+    depends on the files, which differ from those of the parent."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         former = vars(sys)[name]
         is_raw = former.write_through  # -u, or PYTHONUNBUFFERED

@@ -4,9 +4,8 @@ Most of a small run is the import of torch. The warm parent (`parent.py`) import
 a child per run. It is used for `python -m phasetrain` alone, and only on Linux without a GPU; in
 all other cases, and whenever the parent is not as clean as a new process, the run is a new process.
 
-A parent serves runs with the environment and the working folder in which it was started itself.
-Libraries read variables such as OMP_NUM_THREADS when they are imported, and nobody can list them
-all.
+A parent serves only runs with its own environment and working folder, because libraries read
+variables such as OMP_NUM_THREADS when they are imported, and no list of these would be complete.
 """
 
 import atexit
@@ -42,7 +41,7 @@ GPUS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 process that has used CUDA must not fork."""
 
 POLL_SECONDS = 0.02
-"""Interval at which a run is looked at whose parent has died."""
+"""Interval of polling a run whose parent has died."""
 
 
 class Process(Protocol):
@@ -151,7 +150,7 @@ class WarmParent:
             process.wait()
 
     def _disconnect(self, connection: socket.socket) -> None:
-        """Start no more runs from a parent; it ends after those that it has started."""
+        """Start no more runs from a parent; it ends after the last run that it has started."""
         with self._lock:
             connection.close()
             if self._connection is connection:
@@ -178,7 +177,7 @@ class WarmParent:
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                 )
-        except BaseException:
+        except BaseException:  # also Ctrl-C: the socket has no owner yet that would close it
             ours.close()
             raise
         finally:
@@ -235,9 +234,9 @@ def start_process(
     Args:
         command: the command line.
         environment: its environment.
-        cwd: its working folder; None: as this process.
-        stdin: as for `subprocess.Popen`: None or `subprocess.DEVNULL`.
-        output: file for its output; None: as this process.
+        cwd: its working folder; None for the folder of this process.
+        stdin: None to inherit it, or `subprocess.DEVNULL`.
+        output: file for standard output and error; None to inherit them.
         group: runs of different groups are forked from different parents, and so have different
             seeds of Python's hashes.
     """

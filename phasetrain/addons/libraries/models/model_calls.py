@@ -76,14 +76,14 @@ class MappingSpreader:
     Args:
         first: name of the first parameter, which stays positional: `PositionalSelector` tells the
             calls of tasks by it.
-        known: names that the model or one of its modules takes; None allows all names.
+        accepted: names that the model or one of its modules takes; None allows all names.
 
     Raises:
         ConfigError: on a call: the mapping has another name.
     """
 
     first: str
-    known: frozenset[str] | None = None
+    accepted: frozenset[str] | None = None
 
     def __call__(
         self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]
@@ -95,17 +95,17 @@ class MappingSpreader:
             return inputs, keywords
         arguments = dict(inputs[0])
         # The models of transformers take **kwargs, and ignore a mask under another name.
-        if self.known is not None:
+        if self.accepted is not None:
             for name in arguments:
-                if name not in self.known and name.removeprefix("decoder_") not in self.known:
+                if name not in self.accepted and name.removeprefix("decoder_") not in self.accepted:
                     raise ConfigError(
-                        _describe_unknown_input(name, module, self.known), code="config.misfit"
+                        _describe_unknown_input(name, module, self.accepted), code="config.misfit"
                     )
         return (arguments.pop(self.first, None),), {**arguments, **keywords}
 
 
-def _describe_unknown_input(name: str, module: nn.Module, known: Iterable[str]) -> str:
-    own = [argument for argument in parameters(module.forward) if argument in known]
+def _describe_unknown_input(name: str, module: nn.Module, accepted: Iterable[str]) -> str:
+    own = [argument for argument in parameters(module.forward) if argument in accepted]
     near = did_you_mean(name, own)
     if name == "mask" and "attention_mask" in own:
         near = "; name the mask of padded batches with DATA.*.collate.mask=attention_mask."

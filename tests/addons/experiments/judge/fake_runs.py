@@ -22,7 +22,7 @@ class FakeRuns:
 
     Attributes:
         launched: words of the runs, without the folder.
-        places: their working directories.
+        folders: their working directories.
         noise: standard deviation of the accuracy between runs of different learning rates and one
             seed.
         left: number of runs after which all others fail; None: none fails.
@@ -30,11 +30,11 @@ class FakeRuns:
 
     def __init__(self) -> None:
         self.launched: list[list[str]] = []
-        self.places: list[str] = []
+        self.folders: list[str] = []
         self.noise = 0.001
         self.left: int | None = None
 
-    def __call__(self, words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+    def __call__(self, words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
         if words[0] == FACTS:
             return write_facts(words[1:])
         if self.left is not None:
@@ -44,7 +44,7 @@ class FakeRuns:
                 return 1
         given = dict(word.split("=", 1) for word in words if "=" in word)
         folder = Path(given.pop("RUN.dir").strip("'"))
-        self.places.append(place.path)
+        self.folders.append(working_folder.path)
         self.launched.append([word for word in words[1:] if not word.startswith("RUN.dir")])
         self.write_run(folder, given)
         return 0

@@ -13,14 +13,14 @@ from phasetrain.addons.experiments.judge.processes import WorkingFolder
 from phasetrain.cli import main
 
 
-def launch_fork(words: Sequence[str], place: WorkingFolder, output: Path) -> int:
+def launch_fork(words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
     """Run a module in a fork, and return the exit code as a shell counts it."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            os.chdir(place.path)
-            sys.path[:0] = place.search_path
+            os.chdir(working_folder.path)
+            sys.path[:0] = working_folder.search_path
             file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(file, 1)
             os.dup2(file, 2)

@@ -43,7 +43,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.feature("judge")
 def test_folder_has_the_revision_and_links_to_ignored_files(project: Path) -> None:
     with open_revision("main", str(project)) as revision:
-        folder = Path(revision.place.path)
+        folder = Path(revision.working_folder.path)
         assert revision.commit == git("rev-parse", "HEAD")
         assert (folder / "net.py").read_text() == "old = 1\n"
         assert (folder / "data" / "rows.csv").read_text() == "1\n"
@@ -56,7 +56,7 @@ def test_folder_has_the_revision_and_links_to_ignored_files(project: Path) -> No
 
 def test_working_directory_below_the_top(project: Path) -> None:
     with open_revision("main", str(project / "src")) as revision:
-        assert revision.place.path.endswith("/project/src")
+        assert revision.working_folder.path.endswith("/project/src")
 
 
 def test_search_path_is_that_of_the_revision(
@@ -66,7 +66,10 @@ def test_search_path_is_that_of_the_revision(
     monkeypatch.setattr(sys, "path", [str(project / "src"), str(installed), "/elsewhere"])
     monkeypatch.setenv("PYTHONPATH", f"{project}:/other")
     with open_revision("HEAD", str(project)) as revision:
-        assert revision.place.search_path == (f"{revision.place.path}/src", "/other")
+        assert revision.working_folder.search_path == (
+            f"{revision.working_folder.path}/src",
+            "/other",
+        )
 
 
 def test_folder_of_a_killed_process_is_removed(
@@ -85,7 +88,7 @@ def test_variables_of_a_git_hook_lead_to_no_other_repository(
 ) -> None:
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     with open_revision("HEAD", str(project)) as revision:
-        assert Path(revision.place.path, "net.py").exists()
+        assert Path(revision.working_folder.path, "net.py").exists()
 
 
 def test_unknown_revision(project: Path) -> None:
@@ -121,9 +124,9 @@ def test_revision_and_working_tree_are_judged(runs: FakeRuns, project: Path) -> 
     (trial,) = found.trials
     assert found.baseline.commit == git("rev-parse", "HEAD")
     assert (trial.contender.label, trial.contender.commit) == ("working tree", "")
-    assert trial.contender.place.path == str(project)
+    assert trial.contender.working_folder.path == str(project)
     assert trial.is_identical
-    assert [place.endswith("project") for place in runs.places] == [True, True]
-    assert runs.places[0] != runs.places[1]
+    assert [folder.endswith("project") for folder in runs.folders] == [True, True]
+    assert runs.folders[0] != runs.folders[1]
     # The run folders stay, although the folder of the revision is gone.
     assert len(list(project.glob("runs/judge-*/short4-seed0/status.json"))) == 2

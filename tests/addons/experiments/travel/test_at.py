@@ -4,6 +4,8 @@ import io
 import json
 import math
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +41,9 @@ def list_files(folder: Path) -> dict[Path, tuple[int, int]]:
 def test_state_is_the_one_of_the_run(complete: Path, past: Path, update: int, began: int) -> None:
     reader = CheckpointReader(f"{complete}/checkpoints", Storage())
     saved = [
-        one for one in reader.list_checkpoints() if one.manifest.state["updates"] == update - 1
+        checkpoint
+        for checkpoint in reader.list_checkpoints()
+        if checkpoint.manifest.state["updates"] == update - 1
     ]
     with visit(past, update) as at:
         assert (at.update, at.began, at.first_difference) == (update, began, None)
@@ -151,6 +155,13 @@ back(1)
 summary = {"loss": first.loss, "again": step().differs, "seen": helper.VALUE, "ids": len(batches)}
 """
 
+BREAKPOINTS = """
+model.register_forward_pre_hook(lambda *args: breakpoint())
+report = step()
+breakpoint()
+update
+"""
+
 
 class TestCommand:
     def test_script_runs_with_the_names_of_the_prompt(
@@ -191,6 +202,22 @@ class TestCommand:
         content = json.loads(capsys.readouterr().out)
         assert content["difference"] == {"update": 6, "components": ["loss"]}
 
+    def test_breakpoint_opens_pdb_in_a_script_and_in_a_step(
+        self, past: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "script.py").write_text(BREAKPOINTS)
+        # In a new process, because pytest replaces `breakpoint()`.
+        words = ["at", str(past), "7", "--script", str(tmp_path / "script.py")]
+        done = subprocess.run(
+            [sys.executable, "-m", "phasetrain", *words],
+            input="p 'IN', update\nc\np 'AFTER', update, report.differs\nc\n",
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert "('IN', 7)" in done.stdout
+        assert "('AFTER', 8, ())" in done.stdout
+
     @pytest.mark.parametrize(
         ("words", "code"),
         [
@@ -218,7 +245,8 @@ def test_ranks_without_ordered_reduction_are_compared_in_part(past: Path, tmp_pa
     (folder / FILE).write_bytes(encode_ledger(records, ledger.header))
     with visit(folder, 7) as at:
         assert (at.first_difference, at.past.components) == (None, ("samples", "lr"))
-        assert "equals the ledger in samples and lr" in repr(at.step())
+        report = at.step()
+        assert (report.differs, report.compared) == ((), ("samples", "lr"))
 
 
 def test_step_at_the_end_of_the_run(past: Path) -> None:

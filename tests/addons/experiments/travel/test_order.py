@@ -156,6 +156,8 @@ def test_other_samples_than_in_the_ledger_are_exit_code_1(
     (folder / FILE).write_bytes(encode_ledger(records, ledger.header))
     assert ask(folder, capsys, "--update", "6", code=1)["wrong"] == 6
     assert ask(folder, capsys, "--update", "5")["wrong"] is None
+    content = ask(folder, capsys, "--between", "5", "9", code=1)
+    assert (content["checked"], content["wrong"]) == (2, 6)  # it stops there
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,7 @@ def test_other_samples_than_in_the_ledger_are_exit_code_1(
         (["--sql", "attach 'other.db' as other"], "order.invalid_query"),
         (["--sql", "select nothing from samples"], "order.invalid_query"),
         (["--update", "1", "--out", "rows.txt"], "order.format"),
+        (["--update", "1", "--out", "missing/rows.csv"], "order.cannot_write"),
         (["--update", "1", "--sample", "1"], "cli.usage"),
         ([], "cli.usage"),
     ],

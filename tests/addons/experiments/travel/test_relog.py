@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import phasetrain
 from phasetrain.addons.experiments.options import RelogOptions
 from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.relog import Relogged, plan_segments, relog
+from phasetrain.addons.experiments.travel.relog_job import load_hooks
 from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.ledger import FILE as LEDGER
@@ -168,7 +170,18 @@ def test_command_prints_the_file(past: Path, tmp_path: Path, capsys: Any) -> Non
     hooks = str(write_hooks(tmp_path, "Phases"))
     assert main(["relog", str(run), "--hook", hooks, "--updates", "1:5", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert (content["names"], content["lines"]) == (["weights"], 2)
+    assert (content["names"], content["lines"], content["omitted"]) == (["weights"], 2, [])
+
+
+def test_numbers_under_a_name_of_the_run_are_left_out_with_a_warning(
+    past: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(past, run)
+    done = relog(str(run), RelogOptions(str(write_hooks(tmp_path, "Phases", "Silent"))))
+    assert (done.names, done.omitted) == (("weights",), ("loss",))
+    [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.args == ("loss",)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +219,19 @@ def test_run_of_several_ranks_is_rejected(past: Path, tmp_path: Path) -> None:
     (folder / LEDGER).write_bytes(encode_ledger(records, ledger.header))
     with raises(ConfigError, code="relog.world_size"):
         relog(str(folder), RelogOptions(str(write_hooks(tmp_path, "Norms"))))
+
+
+def test_path_that_a_file_of_hooks_adds_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    hooks = tmp_path / "hooks.py"
+    hooks.write_text(
+        "import sys\nsys.path.insert(0, 'added')\nfrom phasetrain.hooks import Hook\nhook = Hook()\n"
+    )
+    before = list(sys.path)
+    load_hooks(str(hooks))
+    assert sys.path == ["added", *before]
 
 
 def test_missing_file_of_hooks(past: Path) -> None:
