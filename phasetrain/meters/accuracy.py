@@ -43,15 +43,17 @@ class Accuracy(ClassMeter):
         self._check_shapes(output, out.target)
         target = out.target.long()  # in uint8, -100 would be 156
         counted = self.find_counted(target, out.mask)
-        self.count_outside(find_outside(target, output.shape[1]), counted)
         # argmax is several times faster than topk(1).
         if self.topk == 1:
             hits = output.argmax(1).eq(target)
         else:
             hits = output.topk(self.topk, dim=1).indices.eq(target[:, None]).any(1)
-        # Exact counts in int64: sums over steps and ranks are the same in any order.
-        self.samples.add_(counted.sum())
-        self.correct.add_((hits & counted).sum())
+        outside = find_outside(target, output.shape[1])
+        # Together, because each kernel takes longer to start than to run. Exact counts in int64:
+        # sums over steps and ranks are the same in any order.
+        found = torch.stack([counted, hits, outside]) & counted
+        sums = found.flatten(1).sum(1).unbind()
+        torch._foreach_add_([self.samples, self.correct, self.outside], sums)
 
     def compute(self) -> float:
         """Return the accuracy, NaN without samples."""

@@ -183,7 +183,7 @@ def read_scores(meter: str, out: StepOutput, ignore_index: int | None = None) ->
 
 def find_outside(target: Tensor, classes: int) -> Tensor:
     """Return which targets are not a class, bool, of the shape of the targets."""
-    return (target < 0) | (target >= classes)
+    return target.clamp(0, classes - 1) != target
 
 
 def _read_labels(

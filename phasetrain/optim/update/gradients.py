@@ -83,9 +83,15 @@ class GradientPipeline:
         """Check all gradients on all ranks; waits for the device."""
         return self._check.all_finite(self._evidence())
 
-    def mark_nonfinite(self, loss: Tensor) -> Tensor:
-        """Return a device flag that is 1 if the loss or a gradient is not finite on any rank."""
-        self._check.reset()
+    def mark_nonfinite(self, loss: Tensor, *, is_reset: bool = False) -> Tensor:
+        """Return a device flag that is 1 if the loss or a gradient is not finite on any rank.
+
+        Args:
+            loss: loss of the update, 0-d.
+            is_reset: the flag is known to be 0.
+        """
+        if not is_reset:  # a kernel
+            self._check.reset()
         return self._check.mark([loss, *self._evidence()], everywhere=True)
 
     def clip(self) -> None:

@@ -98,8 +98,11 @@ class NonFiniteGuard:
         """Keep the verdict on an update until the device has reported it."""
         self._pending = PendingVerdict(flag, loss, on_skip, scale)
 
-    def resolve(self) -> None:
+    def resolve(self) -> bool:
         """Read the verdict on the previous update, if it is still pending.
+
+        Returns:
+            whether it was pending, and the update was made.
 
         Raises:
             NumericsError: the run has to stop for it; raised again on each call, because the
@@ -109,17 +112,18 @@ class NonFiniteGuard:
             raise self._failed
         pending = self._pending
         if pending is None:
-            return
+            return False
         self._pending = None
         bad, loss, scale = pending.read()
         if not bad:
             self.in_row = 0
-            return
+            return True
         try:
             self.skip(loss, None, pending.on_skip, scale)
         except NumericsError as error:
             self._failed = error
             raise
+        return False
 
     def restart(self, skipped: int, in_row: int) -> None:
         """Load the counts of a checkpoint; a pending verdict belongs to the abandoned run."""
@@ -190,10 +194,11 @@ class RestorePoint:
         now = [tensor.detach() for tensor in self._lookup()]
         # Queues may grow and modules may replace buffers; otherwise the memory of the copies is
         # reused.
-        if [(t.shape, t.dtype) for t in now] != [(t.shape, t.dtype) for t in self._copies]:
+        if list(map(_layout_of, now)) != list(map(_layout_of, self._copies)):
             self._copies = [tensor.clone() for tensor in now]
         elif now:
-            torch._foreach_copy_(self._copies, now)
+            # As bytes: only tensors of one type are copied by a single kernel.
+            torch._foreach_copy_(_view_bytes(self._copies), _view_bytes(now))
 
     def restore(self) -> None:
         """Write the copies back."""
@@ -210,16 +215,33 @@ class RestorePoint:
 
         Tensors whose shape has changed are left alone: a shape cannot depend on a device value.
         """
+        groups: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for now, copy in self._pairs():
-            if now.shape == copy.shape:
+            if _layout_of(now) == _layout_of(copy):
+                groups.setdefault(now.device, []).append((now, copy))
+            elif now.shape == copy.shape:
                 # `where` on the device instead of an `if` on the host, which would have to read the
                 # flag.
                 now.copy_(torch.where(flag.to(now.device) != 0, copy, now))
+        for device, pairs in groups.items():
+            # All at once: for each tensor by itself, a kernel takes longer to start than to run.
+            current, saved = map(_view_bytes, zip(*pairs, strict=True))
+            chosen = torch.where(flag.to(device) != 0, torch.cat(saved), torch.cat(current))
+            torch._foreach_copy_(current, chosen.split([len(view) for view in current]))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         # A parameter may be among them, and autograd forbids writing to a leaf in place.
         now = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._lookup()]
         return list(zip(now, self._copies, strict=False))
+
+
+def _layout_of(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _view_bytes(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the memory of tensors without gaps, such as copies and what has their layout."""
+    return [torch.as_strided(t, (t.numel(),), (1,)).view(torch.uint8) for t in tensors]
 
 
 def choose_lag(

@@ -257,7 +257,7 @@ class Updater(UpdaterState):
         # The verdict on the previous update: its kernels are done or nearly so, while reading the
         # verdict on this one would leave the device idle until the host has queued the next forward
         # pass.
-        self.guard.resolve()
+        was_finite = self.guard.resolve()
         stepping = {id(p) for p in self.gradients.parameters if p.grad is not None}
         if not stepping <= self._started:
             # The first update of a parameter creates its state, and fused SGD leaves the state
@@ -268,7 +268,7 @@ class Updater(UpdaterState):
             return skipped
         total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
         # Before clipping, which spreads a NaN to all gradients.
-        flag = self.gradients.mark_nonfinite(total)
+        flag = self.gradients.mark_nonfinite(total, is_reset=was_finite)
         if self.gradients.clips:
             self.gradients.clip()
         # GradScaler passes `found_inf` to fused optimizers as an attribute, too.
