@@ -54,7 +54,7 @@ $ MACHINE.precision=fp61
 MACHINE.precision = 'fp61' (command line): expected 'fp32' or 'tf32' or 'bf16' or 'fp16' or 'apex'; did you mean 'fp16'?
 
 $ MACHINE.device=gpu
-MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda' or 'mps'; did you mean 'cuda'?
+MACHINE.device = 'gpu' (command line): expected 'auto' or 'cpu' or 'cuda'; did you mean 'cuda'?
 
 $ CHECKPOINT.keep_last=0
 CHECKPOINT.keep_last = 0 (command line): expected int >= 1

@@ -61,7 +61,9 @@ class Snapshot:
         if layout != self._layout or not len(self._memory):
             self._allocate(layout)
         for view, (_, tensor) in zip(self._views, ordered, strict=True):
-            view.copy_(tensor)
+            view.copy_(tensor, non_blocking=True)
+        if self._memory.is_pinned():
+            torch.cuda.synchronize()  # once, not for each tensor
         return self._memory.numpy().data
 
     def _allocate(self, layout: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> None:
@@ -79,7 +81,8 @@ class Snapshot:
         # A layout of the same size, as after a change of names only, reuses the memory: touching
         # fresh pages costs more than the copy.
         if len(self._memory) != start + at:
-            self._memory = torch.empty(start + at, dtype=torch.uint8)
+            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            self._memory = torch.empty(start + at, dtype=torch.uint8, pin_memory=uses_cuda)
         head = len(text).to_bytes(8, "little") + text
         self._memory[:start] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         self._views = [

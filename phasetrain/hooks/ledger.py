@@ -9,7 +9,6 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from phasetrain.engine.batch import Batch, StepOutput
@@ -248,10 +247,7 @@ class LedgerHook(Hook):
             pieces[turn % len(pieces)] for pieces in (self._parameters, self._matrices) if pieces
         ]
         if self._defers:
-            entries = [select_weights(to_memory_order(weights), turn) for weights in selected]
-            if len({weights.dtype for weights in entries}) == 1:
-                return [torch.cat(entries)]  # one kernel
-            return [weights.clone() for weights in entries]
+            return [select_weights(to_memory_order(weights), turn).clone() for weights in selected]
         return [copy_weights(weights, turn) for weights in selected]
 
     def _reset_batch(self) -> None:

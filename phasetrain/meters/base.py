@@ -145,9 +145,6 @@ class Meter(RankBuffers, ABC):
     A meter that does not read `out.target` sets `needs_target` to False, and may be used in tests
     without targets.
 
-    Sums are float64 by default, which the MPS device does not support; a meter for MPS requests
-    float32.
-
     Example:
         >>> class MeanOutput(Meter):
         ...     better = "larger"

@@ -196,7 +196,7 @@ class Machine:
     """Device and numeric settings of a run.
 
     Args:
-        device: such as `cpu`, `cuda`, `cuda:1` or `mps`.
+        device: such as `cpu`, `cuda` or `cuda:1`.
         precision: dtype of activations in forward passes; weights stay fp32. `tf32` rounds the
             inputs of matrix products and convolutions, on CUDA only.
         test_precision: the same for tests; None: as in training.
@@ -250,8 +250,16 @@ class Machine:
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         benchmark = torch.backends.cudnn.benchmark
-        tf32 = torch.backends.cudnn.allow_tf32
-        matmul = torch.get_float32_matmul_precision()
+        try:
+            tf32 = torch.backends.cudnn.allow_tf32
+            matmul = torch.get_float32_matmul_precision()
+        except RuntimeError as error:
+            raise ConfigError(
+                f"MACHINE.precision = {self.precision!r}: this process has set "
+                "`torch.backends.*.fp32_precision`, which cannot be restored after the run; leave "
+                "it out, because MACHINE.precision decides (`tf32` or `fp32`)",
+                code="machine.fp32_precision",
+            ) from error
         try:
             if self.device.type == "cuda":
                 # Also for fp32: by default, torch allows tf32 in convolutions.
@@ -356,13 +364,10 @@ def resolve_device(name: str, local_rank: int | None = None) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    is_missing = (name == "cuda" and not torch.cuda.is_available()) or (
-        name == "mps" and not torch.backends.mps.is_available()
-    )
-    if is_missing:
+    if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"MACHINE.device = {name!r}: torch finds no {name.upper()} device here; set "
-            "MACHINE.device=auto or cpu",
+            "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or "
+            "cpu",
             code="machine.no_device",
         )
     if name == "cuda" and local_rank is not None:

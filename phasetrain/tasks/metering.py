@@ -106,11 +106,8 @@ class LogMeans:
         if not out.weight:  # a mean over nothing
             return
         for name, value in out.logs.items():
-            added = torch.as_tensor(value)
-            # float64 for equal digits with any batch size; MPS has none
-            if added.device.type != "mps":
-                added = added.double()
-            added = added * out.weight
+            # float64 for equal digits with any batch size
+            added = torch.as_tensor(value).double() * out.weight
             total = self._totals.get(name)
             if total is None:
                 self._totals[name] = added

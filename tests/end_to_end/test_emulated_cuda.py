@@ -4,17 +4,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from emulated_cuda import Device, emulate_cuda, why_not_emulated
-from gan_parts import make_words
-from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
+from emulated_runs import (
+    EVENT,
+    READ,
+    check_kernels,
+    check_waits,
+    count_kernels,
+    group_kernels,
+    kill_and_resume,
+    record_bare_update,
+    record_update,
+)
+from gan_parts import SHORT, make_words
+from harness import SMALL
+
+from phasetrain.checkpoint.snapshot import Snapshot, parse_safetensors
 
 pytestmark = pytest.mark.skipif(why_not_emulated() is not None, reason=why_not_emulated() or "")
 
-CUDA = ("MACHINE.device=cuda", "PHASES={epochs: 2, limit: {train: 3, test: 1}}")
 VISION = pytest.mark.addon("vision")
 OPTIMIZERS = pytest.mark.addon("optimizers")
 ADAMW = "OPTIMIZER={name: adamw, lr: 0.01, clip_norm: 1, accumulate: 2}"
-MANY = pytest.mark.slow
 
 
 @pytest.fixture
@@ -41,26 +53,79 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
             ),
             id="workers, pinning, prefetch",
         ),
-        pytest.param(
-            ("DATA.TRAIN.batch_transforms=[mixup, cutmix]",), id="mixing", marks=VISION
-        ),
-        pytest.param(("experiment=digits_barlow",), id="self-supervised", marks=VISION),
+        pytest.param(("DATA.TRAIN.batch_transforms=[mixup, cutmix]",), id="mixing", marks=VISION),
         pytest.param(("OPTIMIZER={name: lars, lr: 0.1}",), id="lars", marks=OPTIMIZERS),
     ],
 )
 def test_killed_and_resumed(tmp_path: Path, device: Device, words: tuple[str, ...]) -> None:
-    kill_and_resume(tmp_path, *words)
+    kill_and_resume(tmp_path, *SMALL, *words)
+
+
+@VISION
+def test_killed_and_resumed_without_labels_and_with_logged_numbers(
+    tmp_path: Path, device: Device
+) -> None:
+    kill_and_resume(tmp_path, "experiment=digits_barlow", *SHORT, "DATA.TRAIN.batch_size=16")
 
 
 @VISION
 def test_killed_and_resumed_with_several_updaters(tmp_path: Path, device: Device) -> None:
-    kill_and_resume(tmp_path, "MODEL=null", *make_words(tmp_path))
+    kill_and_resume(tmp_path, *make_words(tmp_path), *SHORT)
 
 
-def kill_and_resume(folder: Path, *words: str) -> None:
-    train(folder / "unbroken", *words, *CUDA)
-    run_until_killed(
-        folder / "killed", *words, *CUDA, hooks={"save": SaveEachStep(), "kill": KillAfter(2)}
-    )
-    train(folder / "killed", *words, *CUDA)
-    assert differences_of_runs(folder / "unbroken", folder / "killed") == []
+@pytest.mark.parametrize(
+    ("words", "waits"),
+    [
+        pytest.param((), [EVENT], id="sgd"),
+        pytest.param(
+            ("OPTIMIZER=adamw", "MACHINE.precision=fp16", "MODEL.ema={decay: 0.9}"),
+            [EVENT],
+            id="adamw, fp16, ema",
+        ),
+        pytest.param(
+            ("MACHINE.precision=fp16",),
+            [EVENT, "wait _local_scalar_dense phasetrain/optim/update/updater.py _step_scaled"],
+            id="sgd, fp16",
+        ),
+        pytest.param(("OPTIMIZER={name: RMSprop, lr: 0.001}",), [READ], id="not fused"),
+    ],
+)
+def test_update_waits_for_the_device_only_where_it_is_known_to(
+    tmp_path: Path, device: Device, words: tuple[str, ...], waits: list[str]
+) -> None:
+    records = record_update(tmp_path / "run", device, *words)
+    check_waits(records, waits)
+
+
+def test_update_starts_only_the_known_kernels(tmp_path: Path, device: Device) -> None:
+    records = record_update(tmp_path / "run", device)
+    check_kernels(records)
+    bare = record_bare_update(device, measures=True)
+    # Of the rest, 8 decide on the device whether the update is made, and 4 are for the ledger.
+    assert count_kernels(records) - count_kernels(bare) == 19
+
+
+def test_save_waits_for_the_device_once(device: Device) -> None:
+    values = {"weight": torch.arange(6.0).view(2, 3), "steps": torch.tensor(7)}
+    content = Snapshot().copy_tensors([(name, value.cuda()) for name, value in values.items()])
+    assert [wait.operator for wait in device.waits[len(values) :]] == ["torch.cuda.synchronize"]
+    read = parse_safetensors(content)
+    assert all(torch.equal(read[name], value) for name, value in values.items())
+
+
+def test_kernels_of_the_framework_do_not_grow_with_the_buffers(
+    tmp_path: Path, device: Device
+) -> None:
+    counts = []
+    for norms in (1, 20):
+        words = ("RUN.imports=[emulated_parts]", f"MODEL={{name: many_norms, norms: {norms}}}")
+        records = record_update(tmp_path / str(norms), device, *words)
+        places = group_kernels(records)
+        counts.append(
+            {
+                place: count
+                for place, count in places.items()
+                if not place.startswith("emulated_parts.py") and not place.endswith(" backward")
+            }
+        )
+    assert counts[0] == counts[1]

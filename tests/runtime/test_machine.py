@@ -188,6 +188,21 @@ class TestDevice:
             assert resolve_device("cuda", local_rank) == torch.device("cuda", index)
             assert chosen == [index]
 
+    @pytest.mark.skipif(
+        not hasattr(torch.backends.cudnn, "conv"), reason="the functions are new in torch 2.9"
+    )
+    def test_precision_that_a_program_has_set_by_newer_functions_is_named(self) -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        try:
+            with (
+                raises(ConfigError, key="MACHINE.precision", code="machine.fp32_precision"),
+                Machine(CPU).apply_settings(),
+            ):
+                pass
+        finally:
+            torch.set_float32_matmul_precision(before)
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one here")
     def test_a_device_that_is_not_there(self) -> None:
         with pytest.raises(ConfigError) as caught:
@@ -195,11 +210,6 @@ class TestDevice:
         assert str(caught.value) == (
             "MACHINE.device = 'cuda': torch finds no CUDA device here; set MACHINE.device=auto or cpu"
         )
-
-    @pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is one here")
-    def test_mps_that_is_not_there(self) -> None:
-        with raises(ConfigError, key="MACHINE.device", given="'mps'"):
-            resolve_device("mps")
 
 
 def test_generators_are_put_back() -> None:

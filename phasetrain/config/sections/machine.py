@@ -23,7 +23,7 @@ class CompileSection(Section):
 class MachineSection(Section):
     """Device, precision, determinism and compilation."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = key(
+    device: Literal["auto", "cpu", "cuda"] = key(
         "auto", "auto: cuda if available, else cpu", resume="free"
     )
     # `apex` is accepted for configs written for older frameworks; a rule replaces it by fp16.
@@ -81,5 +81,5 @@ class DerivedMachineSection(MachineSection):
     """Section MACHINE of a complete config, without aliases."""
 
     # Aliases are replaced by the rules, so code that compares these values need not know them.
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"

@@ -79,19 +79,14 @@ class GradientPipeline:
         """Add up rows that occur more than once in sparse gradients."""
         coalesce_gradients(self.settings.sparse)
 
-    def are_finite(self) -> bool:
-        """Check all gradients on all ranks; waits for the device."""
-        return self._check.all_finite(self._evidence())
+    def are_finite(self, loss: Tensor | None = None) -> bool:
+        """Check all gradients on all ranks, and the loss; waits for the device, once."""
+        losses = [] if loss is None else [loss]
+        return self._check.all_finite([*losses, *self._evidence()])
 
-    def mark_nonfinite(self, loss: Tensor, *, is_reset: bool = False) -> Tensor:
-        """Return a device flag that is 1 if the loss or a gradient is not finite on any rank.
-
-        Args:
-            loss: loss of the update, 0-d.
-            is_reset: the flag is known to be 0.
-        """
-        if not is_reset:  # a kernel
-            self._check.reset()
+    def mark_nonfinite(self, loss: Tensor) -> Tensor:
+        """Return a device flag that is 1 if the loss or a gradient is not finite on any rank."""
+        self._check.reset()
         return self._check.mark([loss, *self._evidence()], everywhere=True)
 
     def clip(self) -> None:

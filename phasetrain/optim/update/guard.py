@@ -98,11 +98,8 @@ class NonFiniteGuard:
         """Keep the verdict on an update until the device has reported it."""
         self._pending = PendingVerdict(flag, loss, on_skip, scale)
 
-    def resolve(self) -> bool:
+    def resolve(self) -> None:
         """Read the verdict on the previous update, if it is still pending.
-
-        Returns:
-            whether it was pending, and the update was made.
 
         Raises:
             NumericsError: the run has to stop for it; raised again on each call, because the
@@ -112,18 +109,17 @@ class NonFiniteGuard:
             raise self._failed
         pending = self._pending
         if pending is None:
-            return False
+            return
         self._pending = None
         bad, loss, scale = pending.read()
         if not bad:
             self.in_row = 0
-            return True
+            return
         try:
             self.skip(loss, None, pending.on_skip, scale)
         except NumericsError as error:
             self._failed = error
             raise
-        return False
 
     def restart(self, skipped: int, in_row: int) -> None:
         """Load the counts of a checkpoint; a pending verdict belongs to the abandoned run."""

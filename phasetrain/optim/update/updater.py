@@ -235,13 +235,10 @@ class Updater(UpdaterState):
         This and the other two ways to step return whether the update was skipped.
         """
         if self.guard.watches:
-            value = 0.0
-            if loss is not None:
-                value = loss.item()
             # The gradients are checked on all ranks, so all skip or none; the loss is the global
             # one.
-            if not self.gradients.are_finite() or not isfinite(value):
-                self._skip(value, on_skip)
+            if not self.gradients.are_finite(loss):
+                self._skip(0.0 if loss is None else loss.item(), on_skip)
                 return True
             self.guard.in_row = 0
         if self.gradients.clips:
@@ -257,7 +254,7 @@ class Updater(UpdaterState):
         # The verdict on the previous update: its kernels are done or nearly so, while reading the
         # verdict on this one would leave the device idle until the host has queued the next forward
         # pass.
-        was_finite = self.guard.resolve()
+        self.guard.resolve()
         stepping = {id(p) for p in self.gradients.parameters if p.grad is not None}
         if not stepping <= self._started:
             # The first update of a parameter creates its state, and fused SGD leaves the state
@@ -265,10 +262,13 @@ class Updater(UpdaterState):
             skipped = self._step_at_once(loss, on_skip)
             if not skipped:
                 self._started |= stepping
+                # A tensor as in later updates, because averages choose their kernels by the type:
+                # this may be the first update after a resume.
+                return torch.zeros((), device=self.gradients.device)
             return skipped
         total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
         # Before clipping, which spreads a NaN to all gradients.
-        flag = self.gradients.mark_nonfinite(total, is_reset=was_finite)
+        flag = self.gradients.mark_nonfinite(total)
         if self.gradients.clips:
             self.gradients.clip()
         # GradScaler passes `found_inf` to fused optimizers as an attribute, too.

@@ -1,5 +1,6 @@
 """Replaces `torch.cuda` while the emulation lasts."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -115,13 +116,16 @@ class Generator:
 
 
 @contextmanager
-def emulate_cuda() -> Iterator[Device]:
+def emulate_cuda(*, is_strict: bool = False) -> Iterator[Device]:
     """Give this process an emulated CUDA device.
+
+    Args:
+        is_strict: raise races and pickled tensors where they happen.
 
     Raises:
         AssertionError: on exit, races and pickled tensors, with their lines.
     """
-    device = Device()
+    device = Device(is_strict=is_strict)
     device.default_stream = device.stream = object.__new__(EmulatedStream)
     Stream.__init__(device.stream)
     device.streams = {0: device.stream}
@@ -143,22 +147,27 @@ def emulate_cuda() -> Iterator[Device]:
     assert not device.problems, "\n".join(device.problems)
 
 
-def _replacements(device: Device) -> list[tuple[Any, str, Any]]:
+def _replacements(state: Device) -> list[tuple[Any, str, Any]]:
     """Return what is replaced: object, name of its attribute, and value."""
     generator = Generator()
     properties = SimpleNamespace(
-        name=NAME, total_memory=MEMORY, major=8, minor=0, multi_processor_count=1, uuid="emulated"
+        name=NAME,
+        total_memory=MEMORY,
+        major=8,
+        minor=0,
+        multi_processor_count=1,
+        uuid=f"emulated-{os.environ.get('LOCAL_RANK', 0)}",
     )
 
-    def synchronize(_: Any = None) -> None:
-        device.note("wait", "torch.cuda.synchronize")
-        device.synchronize()
+    def synchronize(device: Any = None) -> None:
+        state.note("wait", "torch.cuda.synchronize")
+        state.synchronize()
 
     def pin_memory(tensor: Tensor, _: Any = None) -> Tensor:
-        return device.pin(tensor.detach().clone())
+        return state.pin(tensor.detach().clone())
 
     def is_pinned(tensor: Tensor, _: Any = None) -> bool:
-        return not isinstance(tensor, CudaTensor) and device.is_pinned(tensor)
+        return not isinstance(tensor, CudaTensor) and state.is_pinned(tensor)
 
     cuda = {
         "is_available": lambda: True,
@@ -170,21 +179,21 @@ def _replacements(device: Device) -> list[tuple[Any, str, Any]]:
         "synchronize": synchronize,
         "Stream": EmulatedStream,
         "Event": Event,
-        "stream": device.on_stream,
-        "current_stream": lambda _=None: device.stream,
-        "default_stream": lambda _=None: device.default_stream,
-        "get_device_name": lambda _=None: NAME,
-        "get_device_properties": lambda _=None: properties,
-        "get_device_capability": lambda _=None: (8, 0),
+        "stream": state.on_stream,
+        "current_stream": lambda device=None: state.stream,
+        "default_stream": lambda device=None: state.default_stream,
+        "get_device_name": lambda device=None: NAME,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (8, 0),
         "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda _=None: None,
-        "memory_allocated": lambda _=None: 1 << 20,
-        "memory_reserved": lambda _=None: 1 << 20,
-        "max_memory_allocated": lambda _=None: 1 << 20,
-        "max_memory_reserved": lambda _=None: 1 << 20,
-        "mem_get_info": lambda _=None: (MEMORY, MEMORY),
+        "reset_peak_memory_stats": lambda device=None: None,
+        "memory_allocated": lambda device=None: 1 << 20,
+        "memory_reserved": lambda device=None: 1 << 20,
+        "max_memory_allocated": lambda device=None: 1 << 20,
+        "max_memory_reserved": lambda device=None: 1 << 20,
+        "mem_get_info": lambda device=None: (MEMORY, MEMORY),
         "is_bf16_supported": lambda *_: True,
-        "get_rng_state": lambda _=None: generator.get_state(),
+        "get_rng_state": lambda device=None: generator.get_state(),
         "set_rng_state": lambda state, _=None: generator.set_state(state),
         "get_rng_state_all": lambda: [generator.get_state()],
         "set_rng_state_all": lambda states: generator.set_state(states[0]),
@@ -193,7 +202,7 @@ def _replacements(device: Device) -> list[tuple[Any, str, Any]]:
         "default_generators": (generator,),
         "get_sync_debug_mode": lambda: 0,
         "set_sync_debug_mode": lambda _: None,
-        "utilization": lambda _=None: 0,
+        "utilization": lambda device=None: 0,
         "is_current_stream_capturing": lambda: False,
     }
     accelerator = {
@@ -209,12 +218,14 @@ def _replacements(device: Device) -> list[tuple[Any, str, Any]]:
     replaced += [(nn.Module, "_apply", _keep_parameters(nn.Module._apply))]
     if dist.is_available():
         replaced += [(dist, "init_process_group", partial(_init_gloo, dist.init_process_group))]
+        # It times backward passes with CUDA events in C++.
+        replaced += [(dist.Logger, "set_runtime_stats_and_log", lambda _: None)]
     return replaced
 
 
 def _init_gloo(original: Any, backend: str, **options: Any) -> None:
     """Join a process group; NCCL needs a device, so gloo serves it."""
-    original(backend.replace(",cuda:nccl", "") if backend else "gloo", **options)
+    original((backend or "gloo").replace("nccl", "gloo"), **options)
 
 
 def _keep_parameters(apply: Any) -> Any:
@@ -222,7 +233,7 @@ def _keep_parameters(apply: Any) -> Any:
 
     # torch does so for each move between real devices, by an assignment to `.data`. It does not
     # accept a tensor of another class there, but can swap the contents of two tensors.
-    def move(module: nn.Module, function: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002
+    def move(module: nn.Module, function: Any, recurse: bool = True) -> Any:
         future = torch.__future__
         before = future.get_swap_module_params_on_conversion()
         future.set_swap_module_params_on_conversion(True)

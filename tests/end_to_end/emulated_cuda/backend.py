@@ -46,7 +46,9 @@ def why_unsupported() -> str | None:
 @contextmanager
 def registered_backend() -> Iterator[None]:
     """Let autograd accept tensors on one CUDA device, and forget it on exit."""
-    guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(LIBRARIES / "libc10.so")), GUARDS)
+    guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(
+        ctypes.CDLL(str(LIBRARIES / "libc10.so")), GUARDS
+    )
     before = guards[CUDA]
     # Torch installs the guard only if there is another one without devices.
     none = _function(ctypes.c_int8, 0)

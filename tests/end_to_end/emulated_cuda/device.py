@@ -1,13 +1,11 @@
 """The emulated device: its streams, copies under way, and what code does with it."""
 
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,6 +84,9 @@ class PendingCopy:
 class Device:
     """What happens on the emulated device.
 
+    Args:
+        is_strict: raise a problem at once.
+
     Attributes:
         records: what code did, in order; see `recorded`.
         problems: races and pickled tensors. Unlike mixed devices, CUDA does not report them.
@@ -93,7 +94,8 @@ class Device:
         generator: generator of random numbers of the device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
         self.records: list[Record] = []
         self.problems: list[str] = []
         self.default_stream = self.stream = Stream()
@@ -113,14 +115,6 @@ class Device:
     def waits(self) -> list[Record]:
         """The records of the kind `wait`."""
         return [record for record in self.records if record.kind == "wait"]
-
-    def count_kernels(self) -> Counter[str]:
-        """Return the number of kernels by file and function."""
-        counts: Counter[str] = Counter()
-        for record in self.records:
-            if record.kind in ("kernel", "copy"):
-                counts[record.place] += record.count
-        return counts
 
     def new_stream(self) -> Stream:
         """Return another stream, which is not ordered with the existing ones."""
@@ -153,11 +147,16 @@ class Device:
         return record
 
     def report(self, text: str) -> None:
-        """Keep a problem with the line that causes it."""
+        """Keep a problem with the line that causes it.
+
+        Raises:
+            AssertionError: of a strict device.
+        """
         place = self.note("problem", text)
         problem = f"{text}: {place.place.partition(' ')[0]}:{place.line}"
         if problem not in self.problems:
             self.problems.append(problem)
+        assert not self.is_strict, problem
 
     def launch(self, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         """Put an operator on the current stream.
@@ -243,7 +242,9 @@ class Device:
             elif copy.arrives:
                 copy.host.copy_(copy.values)
             elif not torch.equal(copy.host, copy.values):
-                problem = f"race: memory was changed before it was copied to the device: {copy.place}"
+                problem = (
+                    f"race: memory was changed before it was copied to the device: {copy.place}"
+                )
                 self.problems.append(problem)
         self._pending = left
 

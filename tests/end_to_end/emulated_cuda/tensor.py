@@ -1,10 +1,12 @@
 """Tensors on the emulated device, and how operators treat them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -43,7 +45,11 @@ class CudaTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return run_operator(current(), func, args, kwargs or {})
 
@@ -84,7 +90,7 @@ class CudaTensor(Tensor):
         return copied
 
 
-def _restore(host: Tensor, requires_grad: bool) -> Tensor:  # noqa: FBT001 - called by pickle
+def _restore(host: Tensor, requires_grad: bool) -> Tensor:
     return host.to(CUDA).requires_grad_(requires_grad)
 
 
@@ -98,14 +104,14 @@ class EmulationMode(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **(kwargs or {}))  # computes shapes only
         if any(kind not in (CudaTensor, Tensor, torch.nn.Parameter) for kind in types):
-            return NotImplemented
+            return NotImplemented  # such as a distributed tensor, which computes with its shards
         return run_operator(current(), func, args, kwargs or {})
 
 
-def run_operator(
-    device: Device, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
+def run_operator(device: Device, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Run an operator as on CUDA."""
     if func is torch.ops.prim.device.default:
         return CUDA
@@ -131,7 +137,7 @@ def run_operator(
     return _compute(device, func, args, dict(kwargs), on_device, written)
 
 
-def _check(  # noqa: PLR0913 - the parts of one call
+def _check(
     device: Device,
     name: str,
     args: Sequence[Any],
@@ -170,7 +176,7 @@ def _check(  # noqa: PLR0913 - the parts of one call
         device.synchronize()
 
 
-def _compute(  # noqa: PLR0913 - the parts of one call
+def _compute(
     device: Device,
     func: Any,
     args: Sequence[Any],
@@ -191,38 +197,43 @@ def _compute(  # noqa: PLR0913 - the parts of one call
     elif has_kernel:
         device.note("kernel", name, rules.count_kernels(name, args))
     hosts = {id(tensor): tensor.host for tensor in on_device}
+    host_args, host_kwargs = tree_map_only(
+        CudaTensor, lambda tensor: hosts[id(tensor)], (tuple(args), kwargs)
+    )
+    run = _draw if torch.Tag.nondeterministic_seeded in func.tags else _call
+    result = run(device, func, host_args, host_kwargs)
     known = {id(hosts[id(tensor)]): tensor for tensor in on_device}
-    host_args = tree_map_only(CudaTensor, lambda tensor: hosts[id(tensor)], tuple(args))
-    host_kwargs = tree_map_only(CudaTensor, lambda tensor: hosts[id(tensor)], kwargs)
-    if torch.Tag.nondeterministic_seeded in func.tags:
-        result = _draw(device, func, host_args, host_kwargs)
-    else:
-        result = func(*host_args, **host_kwargs)
-    reads = list(hosts.values())
-    fresh: list[Tensor] = []
-
-    def put(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) in known:
-            return known[id(value)]
-        if not to_device:
-            return value
-        if not func.is_view:
-            fresh.append(value)
-        return CudaTensor(value)
-
-    moved = tree_map(put, result)
     outputs = [hosts[id(tensor)] for tensor in written if id(tensor) in hosts]
     if any(host.shape != known[id(host)].shape for host in outputs):
         raise NotImplementedError("the emulation of CUDA knows no operators that resize")
-    addresses = {tensor.untyped_storage().data_ptr() for tensor in reads}
-    fresh = [t for t in fresh if t.untyped_storage().data_ptr() not in addresses]
-    for tensor in fresh:
-        device.allocate(tensor)
+    fresh: list[Tensor] = []
+    moved = tree_map(partial(_put, known=known, fresh=fresh, to_device=to_device), result)
+    if not func.is_view:
+        for tensor in fresh:
+            device.allocate(tensor)
+        outputs += fresh
     if has_kernel or is_collective:
-        device.launch(name, reads, [*fresh, *outputs])
+        device.launch(name, list(hosts.values()), outputs)
     return moved
+
+
+def _put(value: Any, *, known: dict[int, CudaTensor], fresh: list[Tensor], to_device: bool) -> Any:
+    """Return a result as a tensor on the device; results in new memory are added to `fresh`."""
+    # A fake tensor computes shapes only.
+    if type(value) not in (Tensor, torch.nn.Parameter):
+        return value
+    if id(value) in known:
+        return known[id(value)]
+    if not to_device:
+        return value
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in known.values()}
+    if value.untyped_storage().data_ptr() not in addresses:
+        fresh.append(value)
+    return CudaTensor(value)
+
+
+def _call(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def _draw(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -133,6 +133,25 @@ class TestRestorePoint:
         buffers.restore_where(torch.tensor(0.0))
         assert mean.tolist() == [7.0, 7.0]
 
+    def test_tensors_of_any_type_and_layout_are_restored_if_the_flag_is_set(self) -> None:
+        several = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        now = [
+            torch.tensor([True, False]),
+            torch.tensor(3),
+            torch.ones(1, 2, 2, 2).to(memory_format=torch.channels_last),
+            several[:, 0],  # has gaps in its memory
+            torch.zeros(0),
+        ]
+        before = [tensor.clone() for tensor in now]
+        buffers = RestorePoint(lambda: now)
+        for _ in range(2):  # the second time, the memory of the copies is used again
+            buffers.save()
+            for tensor in now:
+                tensor.zero_()
+            buffers.restore_where(torch.tensor(1.0))
+            assert all(map(torch.equal, now, before))
+        assert several[:, 1].tolist() == [2.0, 4.0]
+
     def test_replaced_tensor_is_restored(self) -> None:
         now = [torch.tensor([1.0, 2.0]), torch.tensor(3.0)]
         buffers = RestorePoint(lambda: now)

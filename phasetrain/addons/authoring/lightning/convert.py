@@ -42,7 +42,7 @@ TRAINER: Mapping[str, str] = MappingProxyType(
 
 VALUES: Mapping[str, Mapping[Any, Any]] = MappingProxyType(
     {
-        "MACHINE.device": {"gpu": "cuda", "cpu": "cpu", "mps": "mps", "auto": "auto"},
+        "MACHINE.device": {"gpu": "cuda", "cpu": "cpu", "auto": "auto"},
         "MACHINE.precision": {
             **dict.fromkeys((32, "32", "32-true"), "fp32"),
             **dict.fromkeys((16, "16", "16-mixed"), "fp16"),
