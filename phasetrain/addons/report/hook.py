@@ -172,9 +172,8 @@ class Report(Hook):
             return False
         if batch is not None and run.world.is_main:
             kept = self._kept or {dense_kind: [], "classes": list(self._names or ())}
-            samples = []
-            if shown := self._count_shown(run, phase):
-                samples = select_dense_samples(dense_kind, batch, out, shown, self.pixels)
+            shown = self._count_shown(run, phase)
+            samples = select_dense_samples(dense_kind, batch, out, shown, self.pixels)
             self._kept = {**kept, dense_kind: [*kept[dense_kind], *samples][: self.samples]}
         return True
 
@@ -185,8 +184,6 @@ class Report(Hook):
         labels = make_class_labels(scores.scores.shape[1], self._names)
         if not self._kept:
             self._kept = self._select_samples(batch, scores, labels, shown, self.samples)
-            return
-        if not shown:  # every sample is copied from the device
             return
         selected = self._select_samples(batch, scores, labels, shown, 0)
         together = [*self._kept["first"], *selected["first"]]
