@@ -3,7 +3,7 @@
 #   ARGS=...       overrides for `run` (make run ARGS="PHASES.epochs=2"), options of pytest for `test` and `test-slow`
 #   JOBS=...       tests that run at the same time: a number, or `auto` for one per core
 .DEFAULT_GOAL := help
-.PHONY: help run recipes test test-slow check bench reference docs docs-site screenshots matrix release-check clean
+.PHONY: help run recipes test test-slow check bench gpu reference docs docs-site screenshots matrix release-check clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -68,6 +68,9 @@ bench: $(VENV)/core  ## measure the overhead per step, the start-up, saving, see
 	$(BIN)/python benchmarks/resume.py
 	$(BIN)/python benchmarks/distributed.py
 	$(BIN)/python benchmarks/profiling.py
+
+gpu: $(VENV)/full  ## run the tests that need a GPU in groups, and keep the results in runs/gpu; the same command continues
+	$(BIN)/python tools/gpu.py $(ARGS)
 
 reference: $(VENV)/core  ## write the generated pages and tables of docs/
 	$(BIN)/python -m phasetrain.addons.authoring.reference > docs/reference.md

@@ -12,7 +12,6 @@ from emulated_runs import EVENT, READ, check_kernels, check_waits, kill_and_resu
 from harness import SMALL
 from torch import Tensor
 
-from phasetrain.addons.vision.batch_transforms import mixing
 from phasetrain.checkpoint.snapshot import Snapshot
 from phasetrain.distributed import world
 from phasetrain.engine.batch import Batch
@@ -129,7 +128,7 @@ def sum_of_a_meter_is_no_buffer(patch: pytest.MonkeyPatch) -> None:
 # Copies that are read, or memory that is used, too early
 
 
-@fault(update, "")
+@fault(update, "not finite")
 def verdict_is_read_without_its_event(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(api.Event, "synchronize", lambda self: None)
 
@@ -152,7 +151,7 @@ def batch_is_copied_to_the_host_without_blocking(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Batch, "to", to)
 
 
-@fault(resume, "")
+@fault(resume, "differs")
 def snapshot_is_written_before_it_is_complete(patch: pytest.MonkeyPatch) -> None:
     copy = Snapshot.copy_tensors
 
@@ -222,12 +221,12 @@ def hook_converts_the_loss_to_numpy(patch: pytest.MonkeyPatch) -> None:
     pass
 
 
-@fault(update, "ledger.py", "HOOKS.ledger={deferred: false}")
+@fault(update, "numpy", "HOOKS.ledger={deferred: false}")
 def ledger_reads_each_update(patch: pytest.MonkeyPatch) -> None:
     pass
 
 
-@fault(update, "updater.py", *NOT_FUSED)
+@fault(update, "step_twice", *NOT_FUSED)
 def loss_and_gradients_are_read_one_by_one(patch: pytest.MonkeyPatch) -> None:
     step = Updater._step_at_once
 
@@ -246,6 +245,8 @@ def batch_is_copied_with_blocking(patch: pytest.MonkeyPatch) -> None:
 
 @fault(update, "mixing.py", "DATA.TRAIN.batch_transforms=[mixup]")
 def partners_of_mixed_samples_stay_on_the_host(patch: pytest.MonkeyPatch) -> None:
+    from phasetrain.addons.vision.batch_transforms import mixing
+
     draw = mixing.draw_partners
     patch.setattr(mixing, "draw_partners", lambda *arguments: draw(*arguments).cpu())
 
@@ -292,12 +293,12 @@ def forward_pass_has_no_deterministic_kernel(patch: pytest.MonkeyPatch) -> None:
 # Bits
 
 
-@fault(resume, "")
+@fault(resume, "differs")
 def generator_of_the_device_is_not_seeded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(api.Generator, "manual_seed", lambda self, seed: self)
 
 
-@fault(resume, "", *EMA_WORDS)
+@fault(resume, "differs", *EMA_WORDS)
 def first_update_moves_averages_by_other_kernels(patch: pytest.MonkeyPatch) -> None:
     step = Updater._step_gated
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Record:
         return f"{self.kind} {self.operator} at {file}:{self.line} in {function}"
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """A stream: operators on it run in order.
 
@@ -105,9 +106,11 @@ class Device:
         self._done: Clock = {}
         self._pending: list[PendingCopy] = []
         # By address of the memory: stream and operator that wrote it, stream that allocated it,
-        # and streams that the allocator knows to use it.
+        # streams that the allocator knows to use it, and the last use on each other stream.
         self._written: dict[int, tuple[int, int]] = {}
-        self._users: dict[int, set[int]] = {}
+        self._owners: dict[int, int] = {}
+        self._known_users: dict[int, set[int]] = {}
+        self._uses: dict[int, dict[int, tuple[int, Record]]] = {}
         # Kept, so that other memory does not get the same address.
         self._pinned: dict[int, Tensor] = {}
 
@@ -174,25 +177,46 @@ class Device:
                 self.report(
                     f"race: {operator} uses memory that stream {writer} writes, without waiting"
                 )
-            users = self._users.setdefault(address_of(tensor), {stream.number})
-            if stream.number not in users:
-                users.add(stream.number)
-                self.report(
-                    f"race: {operator} uses memory of another stream without record_stream, so "
-                    "that the allocator may reuse it too early"
-                )
         stream.clock[stream.number] = stream.sequence + 1
+        for tensor in read:
+            self._note_use(tensor, operator)
         for tensor in written:
             self._written[address_of(tensor)] = stream.number, stream.sequence
 
     def allocate(self, tensor: Tensor) -> None:
         """Note that new memory belongs to the current stream."""
-        self._users[address_of(tensor)] = {self.stream.number}
-        self._written.pop(address_of(tensor), None)
+        address = address_of(tensor)
+        self._owners[address] = self.stream.number
+        self._written.pop(address, None)
+        self._known_users.pop(address, None)
+        self._uses.pop(address, None)
+
+    def _note_use(self, tensor: Tensor, operator: str) -> None:
+        """Note a use by another stream than the one that the memory belongs to."""
+        address, stream = address_of(tensor), self.stream
+        if self._owners.get(address, stream.number) == stream.number:
+            return
+        if address not in self._uses:
+            self._uses[address] = {}
+            # The storage, because several tensors may share it.
+            finalize(tensor.untyped_storage(), self._free, address, self._uses[address])
+        self._uses[address][stream.number] = stream.sequence, self.note("use", operator)
+
+    def _free(self, address: int, uses: dict[int, tuple[int, Record]]) -> None:
+        """Report memory that the allocator may reuse before another stream has used it."""
+        owner = self.streams[self._owners[address]]
+        merge(owner.clock, self._done)
+        for number, (sequence, use) in uses.items():
+            is_known = number in self._known_users.get(address, ())
+            if not is_known and owner.clock.get(number, 0) < sequence:
+                self.problems.append(
+                    "race: memory of another stream is freed without record_stream, so that the "
+                    f"allocator may reuse it too early: {use}"
+                )
 
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
         """Tell the allocator that a stream uses the memory, too."""
-        self._users.setdefault(address_of(tensor), {self.stream.number}).add(stream.number)
+        self._known_users.setdefault(address_of(tensor), set()).add(stream.number)
 
     def pin(self, tensor: Tensor) -> Tensor:
         """Mark memory on the host as pinned, and return the tensor."""
