@@ -72,6 +72,10 @@ def update(folder: Path, device: Device, words: tuple[str, ...]) -> None:
         check_kernels(records)
 
 
+def races(folder: Path, device: Device, words: tuple[str, ...]) -> None:
+    record_update(folder / "run", device, *words)
+
+
 def resume(folder: Path, device: Device, words: tuple[str, ...]) -> None:
     kill_and_resume(folder, *SMALL, *words)
 
@@ -138,7 +142,7 @@ def prefetched_batch_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(api.EmulatedStream, "wait_stream", lambda self, other: None)
 
 
-@fault(resume, "record_stream", *PREFETCH)
+@fault(races, "record_stream", *PREFETCH)
 def allocator_does_not_know_the_use_of_a_prefetched_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tensor.CudaTensor, "record_stream", lambda self, stream: None)
 
@@ -164,7 +168,7 @@ def snapshot_is_written_before_it_is_complete(patch: pytest.MonkeyPatch) -> None
 
 
 @fault(
-    update,
+    races,
     "race: memory was changed",
     PARTS,
     "HOOKS.mine={name: emulated_parts.StepHook, how: reuse}",
@@ -181,7 +185,7 @@ def state_of_a_rank_is_pickled_on_its_device(patch: pytest.MonkeyPatch) -> None:
 # The host waits
 
 
-@fault(update, "planted_parts.py", "HOOKS.mine={name: planted_parts.ItemHook}")
+@fault(races, "planted_parts.py", "HOOKS.mine={name: planted_parts.ItemHook}")
 def hook_reads_the_loss(patch: pytest.MonkeyPatch) -> None:
     pass
 
@@ -280,7 +284,7 @@ def hook_computes_on_the_device(patch: pytest.MonkeyPatch) -> None:
     pass
 
 
-@fault(update, "deterministic", PARTS, "MODEL={name: emulated_parts.Planted, how: upsample}")
+@fault(update, "deterministic", PARTS, "MODEL={name: emulated_parts.Planted, how: pool}")
 def backward_pass_has_no_deterministic_kernel(patch: pytest.MonkeyPatch) -> None:
     pass
 

@@ -223,7 +223,7 @@ class RestorePoint:
             # All at once: for each tensor by itself, a kernel takes longer to start than to run.
             current, saved = map(_view_bytes, zip(*pairs, strict=True))
             chosen = torch.where(flag.to(device) != 0, torch.cat(saved), torch.cat(current))
-            torch._foreach_copy_(current, chosen.split([len(view) for view in current]))
+            torch._foreach_copy_(current, torch.split(chosen, [len(view) for view in current]))
 
     def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         # A parameter may be among them, and autograd forbids writing to a leaf in place.

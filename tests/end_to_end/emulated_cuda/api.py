@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
 from emulated_cuda.backend import registered_backend, why_unsupported
-from emulated_cuda.device import ACTIVE, CUDA, Device, Stream, current, merge
+from emulated_cuda.device import CUDA, Device, Stream, activate, current, merge
 from emulated_cuda.tensor import CudaTensor, EmulationMode
 
 NAME = "Emulated CUDA device"
@@ -129,21 +129,18 @@ def emulate_cuda(*, is_strict: bool = False) -> Iterator[Device]:
     device.default_stream = device.stream = object.__new__(EmulatedStream)
     Stream.__init__(device.stream)
     device.streams = {0: device.stream}
-    ACTIVE.append(device)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(registered_backend())
-            # The device has no thread of its own.
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            for target, name, value in _replacements(device):
-                stack.enter_context(patch.object(target, name, value))
-            foreach = optimizers._foreach_supported_types
-            foreach.append(CudaTensor)
-            stack.callback(foreach.remove, CudaTensor)
-            stack.enter_context(EmulationMode())
-            yield device
-    finally:
-        ACTIVE.pop()
+    with ExitStack() as stack:
+        stack.enter_context(activate(device))
+        stack.enter_context(registered_backend())
+        # The device has no thread of its own.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        for target, name, value in _replacements(device):
+            stack.enter_context(patch.object(target, name, value))
+        foreach = optimizers._foreach_supported_types
+        foreach.append(CudaTensor)
+        stack.callback(foreach.remove, CudaTensor)
+        stack.enter_context(EmulationMode())
+        yield device
     assert not device.problems, "\n".join(device.problems)
 
 

@@ -307,3 +307,13 @@ recomputed = ("ACTIVE",)  # no state of a run, for the check of state that no ch
 def current() -> Device:
     """Return the device that is emulated."""
     return ACTIVE[-1]
+
+
+@contextmanager
+def activate(device: Device) -> Iterator[None]:
+    """Make a device the one that is emulated."""
+    ACTIVE.append(device)
+    try:
+        yield
+    finally:
+        ACTIVE.pop()
