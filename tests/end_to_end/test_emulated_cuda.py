@@ -26,6 +26,11 @@ pytestmark = pytest.mark.skipif(why_not_emulated() is not None, reason=why_not_e
 
 VISION = pytest.mark.addon("vision")
 OPTIMIZERS = pytest.mark.addon("optimizers")
+SLOW = pytest.mark.slow
+AHEAD = (
+    "DATA.TRAIN={workers: 1, pin_memory: true, prefetch_to_device: true}",
+    "DATA.TEST.prefetch_to_device=true",
+)
 ADAMW = "OPTIMIZER={name: adamw, lr: 0.01, clip_norm: 1, accumulate: 2}"
 
 
@@ -43,18 +48,21 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         pytest.param(
             (ADAMW, "MACHINE.precision=bf16", "MODEL.ema={decay: 0.9}"), id="bf16, adamw, ema"
         ),
-        pytest.param(("MACHINE.precision=fp16",), id="fp16"),
-        pytest.param((ADAMW, "MACHINE.precision=fp16", "MODEL.swa={start: 0.3}"), id="fp16, swa"),
+        pytest.param(("MACHINE.precision=fp16", "MODEL.swa={start: 0.3}"), id="fp16, swa"),
         pytest.param(("OPTIMIZER.sam={rho: 0.1}",), id="sam"),
         pytest.param(
-            (
-                "DATA.TRAIN={workers: 1, pin_memory: true, prefetch_to_device: true}",
-                "DATA.TEST.prefetch_to_device=true",
-            ),
-            id="workers, pinning, prefetch",
+            (*AHEAD, "DATA.TRAIN.batch_transforms=[mixup, cutmix]"),
+            id="workers, pinning, prefetch, mixing",
+            marks=VISION,
         ),
-        pytest.param(("DATA.TRAIN.batch_transforms=[mixup, cutmix]",), id="mixing", marks=VISION),
-        pytest.param(("OPTIMIZER={name: lars, lr: 0.1}",), id="lars", marks=OPTIMIZERS),
+        pytest.param(AHEAD, id="workers, pinning, prefetch", marks=SLOW),
+        pytest.param((ADAMW, "MACHINE.precision=fp16"), id="fp16, adamw", marks=SLOW),
+        pytest.param(("OPTIMIZER={name: RMSprop, lr: 0.001}",), id="not fused", marks=SLOW),
+        pytest.param(("OPTIMIZER={name: lars, lr: 0.1}",), id="lars", marks=[SLOW, OPTIMIZERS]),
+        pytest.param(("MACHINE.channels_last=true",), id="channels_last", marks=SLOW),
+        pytest.param(
+            ("MACHINE.activation_checkpointing=[features]",), id="checkpointing", marks=SLOW
+        ),
     ],
 )
 def test_killed_and_resumed(tmp_path: Path, device: Device, words: tuple[str, ...]) -> None:
@@ -70,7 +78,7 @@ def test_killed_and_resumed_without_labels_and_with_logged_numbers(
 
 @VISION
 def test_killed_and_resumed_with_several_updaters(tmp_path: Path, device: Device) -> None:
-    kill_and_resume(tmp_path, *make_words(tmp_path), *SHORT)
+    kill_and_resume(tmp_path, *make_words(tmp_path), *SHORT, "METERS.frechet=null")
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def prefetched_batch_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(api.EmulatedStream, "wait_stream", lambda self, other: None)
 
 
-@fault(races, "record_stream", *PREFETCH)
+@fault(races, "record_stream", *PREFETCH, "OPTIMIZER.on_nonfinite=ignore")
 def allocator_does_not_know_the_use_of_a_prefetched_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tensor.CudaTensor, "record_stream", lambda self, stream: None)
 
@@ -155,7 +155,7 @@ def batch_is_copied_to_the_host_without_blocking(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Batch, "to", to)
 
 
-@fault(resume, "differs")
+@fault(resume, "is not finite")
 def snapshot_is_written_before_it_is_complete(patch: pytest.MonkeyPatch) -> None:
     copy = Snapshot.copy_tensors
 
