@@ -21,6 +21,7 @@ from gan_parts import SHORT, make_words
 from harness import SMALL
 
 from phasetrain.checkpoint.snapshot import Snapshot, parse_safetensors
+from phasetrain.testing.build import build_run
 
 pytestmark = pytest.mark.skipif(why_not_emulated() is not None, reason=why_not_emulated() or "")
 
@@ -112,6 +113,22 @@ def test_update_starts_only_the_known_kernels(tmp_path: Path, device: Device) ->
     # 10 keep updates that are not finite from being made, 4 are for the ledger, and 6 let metrics
     # skip ignored targets, reject targets outside the classes, and weigh losses.
     assert (count_kernels(records), count_kernels(bare)) == (62, 42)
+
+
+@pytest.mark.parametrize(
+    ("words", "pins", "copies_ahead"),
+    [
+        ((), True, True),
+        (("DATA.TRAIN={pin_memory: false, prefetch_to_device: false}",), False, False),
+        (("MACHINE.device=cpu",), False, False),
+    ],
+)
+def test_batches_are_pinned_and_copied_ahead_by_default(
+    device: Device, words: tuple[str, ...], *, pins: bool, copies_ahead: bool
+) -> None:
+    run = build_run([*SMALL, "MACHINE.device=cuda", *words])
+    settings = run.task.parts.loaders["train"].settings
+    assert (settings.pin_memory, settings.device is not None) == (pins, copies_ahead)
 
 
 def test_save_waits_for_the_device_once(device: Device) -> None:

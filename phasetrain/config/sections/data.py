@@ -135,15 +135,16 @@ class SplitSection(Section):
         scope="machine",
         ge=0,
     )
-    pin_memory: bool = key(
-        False,
-        "copy batches to page-locked memory, for faster transfer to CUDA devices",
+    pin_memory: bool | None = key(
+        None,
+        "copy batches of workers to page-locked memory, for faster transfer to CUDA devices; null: "
+        "on CUDA",
         scope="machine",
     )
-    prefetch_to_device: bool = key(
-        False,
+    prefetch_to_device: bool | None = key(
+        None,
         "copy the next step's batches to the CUDA device on a separate stream during the current "
-        "step; needs memory for one more step, and pays off with pin_memory",
+        "step; needs memory for one more step, and pays off with pin_memory; null: on CUDA",
         scope="machine",
     )
     # Adjustable, so that a run which has met an unreadable sample can resume and skip it.

@@ -114,7 +114,7 @@ class Ordered(Strategy):
             for buffer in buffers
             if buffer.is_floating_point()
         ]
-        return [flat, flags.to(flat.device), *statistics]
+        return [flat, flags.to(flat.device, non_blocking=True), *statistics]
 
     def _require_all_shards(self) -> None:
         seen = self._shards_seen

@@ -519,18 +519,17 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     folder = context.config.RUN.dir
     # Workers write their stacks to a local file, which a run folder in remote storage has not.
     stacks = None if "://" in folder else f"{folder}/stacks.txt"
-    device = None
-    if section.prefetch_to_device and context.machine.device.type == "cuda":
-        device = context.machine.device
+    is_cuda = context.machine.device.type == "cuda"
+    copies_ahead = is_cuda and section.prefetch_to_device is not False
     settings = LoaderSettings(
         workers=count_workers(section.workers, split.reader),
         prefetch=section.prefetch,
         start_method=section.start_method,
         timeout_seconds=section.timeout_seconds,
-        pin_memory=section.pin_memory,
+        pin_memory=is_cuda if section.pin_memory is None else section.pin_memory,
         bad_sample_budget=section.bad_sample_budget,
         stacks=stacks,
-        device=device,
+        device=context.machine.device if copies_ahead else None,
     )
     if split.loader is not None:
         assert isinstance(split.reader, SampleReader), "sources have no custom loader"
