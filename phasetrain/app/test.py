@@ -26,6 +26,7 @@ from phasetrain.hooks import Hook, Hooks, Numerics
 from phasetrain.hooks.metrics import LatestMetrics
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
+from phasetrain.tasks.build.coupling import check_coupled
 from phasetrain.tasks.build.data_builder import list_splits
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."
         )
     task = build_task(builder, data, builder.plan(data) if TRAIN in data else Plan(), loaded)
+    context = builder.context
+    check_coupled(task.parts.loss, context.stage_configs, context.world, train=False)
     path = NONE
     epoch = stage = 0
     state = RunState()

@@ -188,7 +188,7 @@ def build_parts(
         context, built, build_loss(context, facts), train=train
     )
     if train:
-        check_coupled(loss, context.stage_configs, context.world)
+        check_coupled(loss, context.stage_configs, context.world, train=True)
         check_counted(loss, context.stage_configs, context.world)
     # Before the strategy shards the weights in place: afterwards a rank could copy only its shard.
     copies = copy_for_averages(context, model)

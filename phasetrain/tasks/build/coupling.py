@@ -1,6 +1,7 @@
 """Checks for losses that compare samples of a batch with each other."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 from torch import nn
 
@@ -18,13 +19,16 @@ def list_coupled(loss: nn.Module) -> list[nn.Module]:
     return [part for part in loss.modules() if isinstance(part, CoupledLoss) and part.coupled]
 
 
-def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) -> None:
+def check_coupled(
+    loss: nn.Module, configs: Sequence[AttrDict], world: World, *, train: bool
+) -> None:
     """Reject settings that split a batch, because a coupled loss has to see all of it.
 
     Args:
         loss: loss of the run.
         configs: the config in each stage.
         world: ranks of the run; they exchange rows, so all need the same number.
+        train: the run trains; otherwise only batches of tests count.
 
     Raises:
         ConfigError: accumulation, ordered reduction, tests in parts, several ranks without an
@@ -32,10 +36,8 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
     """
     coupled = list_coupled(loss)
     for config in configs if coupled else ():
-        for conflict in (
-            *_list_splits(config, world),
-            *_list_rank_conflicts(coupled, config, world),
-        ):
+        of_training = (_list_splits(config), _list_rank_conflicts(coupled, config, world))
+        for conflict in chain(*(of_training if train else ()), _list_test_splits(config, world)):
             raise ConfigError(
                 f"LOSS.name = {config.LOSS.name!r} compares samples of a batch with each other, "
                 f"and {conflict}",
@@ -43,8 +45,8 @@ def check_coupled(loss: nn.Module, configs: Sequence[AttrDict], world: World) ->
             )
 
 
-def _list_splits(config: AttrDict, world: World) -> Iterator[str]:
-    """Yield the settings that compute a batch in parts, with what to do."""
+def _list_splits(config: AttrDict) -> Iterator[str]:
+    """Yield the settings that compute a batch of the training in parts, with what to do."""
     train = config.DATA.TRAIN
     accumulate = config.OPTIMIZER.accumulate
     if config.DISTRIBUTED.reduction == "ordered":
@@ -64,6 +66,10 @@ def _list_splits(config: AttrDict, world: World) -> Iterator[str]:
             "max_tokens of DATA.TRAIN.sampler computes a batch in parts, which changes the loss; "
             "leave max_tokens out"
         )
+
+
+def _list_test_splits(config: AttrDict, world: World) -> Iterator[str]:
+    """Yield the settings that compute a batch of a test in parts, with what to do."""
     for key, split in config.DATA.items():
         micro = split.micro_batch_size or split.batch_size
         if key != "TRAIN" and micro * world.size < split.batch_size:
