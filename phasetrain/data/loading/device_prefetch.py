@@ -21,15 +21,16 @@ def prefetch_steps(
     Args:
         steps: batches as they were read.
         start_copy: starts to copy them.
-        wait_for_copy: waits for the result of `start_copy`, as late as possible.
+        wait_for_copy: makes the device wait for the result of `start_copy`.
     """
     waiting: Step | Exception | None = _start_copy(steps, start_copy)
     while waiting is not None:
         if isinstance(waiting, Exception):
             raise waiting
-        following = _start_copy(steps, start_copy)
-        yield wait_for_copy(waiting)
-        waiting = following
+        # Before the next copy begins, so that the step does not wait for that one, too.
+        current = wait_for_copy(waiting)
+        waiting = _start_copy(steps, start_copy)
+        yield current
 
 
 def prefetch_to_cuda(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:

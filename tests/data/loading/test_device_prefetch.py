@@ -43,7 +43,7 @@ def test_one_step_is_copied_ahead_and_none_is_lost() -> None:
     for number, batches in enumerate(steps):
         assert int(batches[0].ids[0]) == number
         diary.append(f"use {number}")
-    expected = "read 0, copy 0, read 1, copy 1, arrive 0, use 0, read 2, copy 2, arrive 1, use 1, arrive 2, use 2"
+    expected = "read 0, copy 0, arrive 0, read 1, copy 1, use 0, arrive 1, read 2, copy 2, use 1, arrive 2, use 2"
     assert ", ".join(diary) == expected
 
 
@@ -54,7 +54,7 @@ def test_phase_without_steps_is_empty() -> None:
 def test_error_is_raised_when_its_step_is_due() -> None:
     diary, steps = followed(3, fail_at=1)
     assert int(next(steps)[0].ids[0]) == 0
-    assert diary == ["read 0", "copy 0", "read 1", "arrive 0"]
+    assert diary == ["read 0", "copy 0", "arrive 0", "read 1"]
     with pytest.raises(ValueError, match="step 1 is bad"):
         next(steps)
 
