@@ -97,6 +97,14 @@ def test_killed_and_resumed_with_several_updaters(tmp_path: Path, device: Device
             id="sgd, fp16",
         ),
         pytest.param(("OPTIMIZER={name: RMSprop, lr: 0.001}",), [READ], id="not fused"),
+        pytest.param(
+            ("DISTRIBUTED={reduction: ordered, virtual_shards: 2}",),
+            [
+                "wait copy to the host phasetrain/distributed/strategies/ordered.py _finish_update",
+                EVENT,
+            ],
+            id="ordered",
+        ),
     ],
 )
 def test_update_waits_for_the_device_only_where_it_is_known_to(

@@ -185,7 +185,7 @@ def state_of_a_rank_is_pickled_on_its_device(patch: pytest.MonkeyPatch) -> None:
 # The host waits
 
 
-@fault(races, "planted_parts.py", "HOOKS.mine={name: planted_parts.ItemHook}")
+@fault(update, "planted_parts.py", "HOOKS.mine={name: planted_parts.ItemHook}")
 def hook_reads_the_loss(patch: pytest.MonkeyPatch) -> None:
     pass
 
