@@ -95,6 +95,12 @@ class Device:
         generator: generator of random numbers of the device.
     """
 
+    # The check of state that no checkpoint contains looks into objects without slots.
+    __slots__ = (
+        *("is_strict", "records", "problems", "default_stream", "stream", "streams", "generator"),
+        *("offset", "_done", "_pending", "_written", "_owners", "_known_users", "_uses", "_pinned"),
+    )
+
     def __init__(self, *, is_strict: bool = False) -> None:
         self.is_strict = is_strict
         self.records: list[Record] = []
