@@ -235,8 +235,7 @@ class Updater(UpdaterState):
         This and the other two ways to step return whether the update was skipped.
         """
         if self.guard.watches:
-            # The gradients are checked on all ranks, so all skip or none; the loss is the global
-            # one.
+            # All ranks check all gradients and the global loss, so all skip or none.
             if not self.gradients.are_finite(loss):
                 self._skip(0.0 if loss is None else loss.item(), on_skip)
                 return True
