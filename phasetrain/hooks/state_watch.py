@@ -370,6 +370,11 @@ def describe_held(held: Held) -> str:
             "save it in `state_dict` and `load_state_dict` of the hook; if the hook only observes, "
             "add `observe_only = True` to its class"
         )
+    elif section == "TASK" and held.part != "task":
+        fix = (
+            f'save it in `state_dict` and `load_state_dict` of the object "{held.part}" that '
+            "`stateful()` of the task returns"
+        )
     else:
         fix = (
             f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
