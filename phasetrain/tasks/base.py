@@ -116,11 +116,6 @@ class Task(StepRunner, TaskState, Predictor):
         A run calls it after `begin` and before the first step; a rehearsal does not.
         """
 
-    def dataset_of(self, split: str) -> Any:
-        """Return the dataset of a split, such as `train`, which hooks and tasks may change between
-        phases."""
-        return self.parts.loaders[split].reader.dataset
-
     def _select_split(self, split: str) -> None:
         """Select the meters and the terms of the loss of a split."""
         self._split = split

@@ -365,7 +365,7 @@ class _Survey:
         loss = self._try(lambda: build_loss(context, facts))
         model = self._try(lambda: build_model(context, facts))
         if model is not None:
-            self._try(lambda: load_weights(context, model, context.config.MODEL.weights))
+            self._try(lambda: load_weights(context, model))
         if model is not None and loss is not None:
             self._try(lambda: freeze_parameters(context, model, loss))
             if trained := list_weights(model, loss):

@@ -149,14 +149,11 @@ class Training:
             self._optimizer_state = load(task, source, setup.config.OPTIMIZER.name)
         world.run_on_main(lambda: self._write_plan(run_spec, task.parts, rehearsal, state))
         self._print_start(run_spec, task, state, loaded, rehearsal)
-        promise = build_promise(run_spec, self.deviations, objects, task.parts.excluded)
-        if check_held_weights := find_service("check_held_weights"):
-            promise |= check_held_weights(setup, task, {**own, **extra}, loaded)
         save = CheckpointHook(
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            promise,
+            build_promise(run_spec, self.deviations, objects, task, {**own, **extra}, loaded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
             watch=StateWatch(

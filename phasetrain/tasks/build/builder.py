@@ -185,7 +185,7 @@ def build_parts(
         facts = facts | {"dimensions": built.dimensions}
     weights = None
     if fresh:
-        weights = load_weights(context, built, context.config.MODEL.weights)
+        weights = load_weights(context, built)
     model, loss, checkpointed = prepare_modules(
         context, built, build_loss(context, facts), train=train
     )
@@ -521,22 +521,33 @@ def make_model(
                 "return a tensor from get_extra_state"
             )
     if loads_weights:
-        load_weights(context, model, section.get("weights"), f"{where}.weights")
+        load_weights(context, model, section, where)
     return model
 
 
 def load_weights(
-    context: BuildContext, model: nn.Module, weights: Any, where: str = "MODEL.weights"
+    context: BuildContext,
+    model: nn.Module,
+    section: Mapping[str, Any] | None = None,
+    where: str = "MODEL",
 ) -> "LoadReport | None":
-    """Load the weights that `weights`, the value of the key `where`, names into a new model; a
-    collective call."""
-    sources = parse_sources(weights, where)
+    """Load the weights that the key `weights` of a section names into a new model; a collective
+    call.
+
+    Args:
+        context: config, machine and world.
+        model: the model.
+        section: its section of the config; None for MODEL.
+        where: config path of the section.
+    """
+    key = f"{where}.weights"
+    sources = parse_sources((section or context.config.MODEL).get("weights"), key)
     if not sources:
         return None
     from phasetrain.models.weights import load_pretrained
 
-    report = load_pretrained(model, sources, context.world, logs=where not in context.logged)
-    context.logged.add(where)
+    report = load_pretrained(model, sources, context.world, logs=key not in context.logged)
+    context.logged.add(key)
     return report
 
 

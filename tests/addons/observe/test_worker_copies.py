@@ -71,8 +71,8 @@ def at_start(pairs: Pairs, subset: Any) -> Any:
 def by_task(pairs: Pairs, subset: Any) -> Any:
     @on("phase_start")
     def act(run: Any, phase: Any) -> None:
-        assert run.task.dataset_of("train") is subset
-        run.task.dataset_of("train").dataset.redraw(phase.epoch)
+        assert run.task.parts.dataset_of("train") is subset
+        run.task.parts.dataset_of("train").dataset.redraw(phase.epoch)
 
     return act
 
