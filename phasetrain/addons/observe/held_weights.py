@@ -4,6 +4,7 @@ them with those of the first attempt."""
 import logging
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -78,10 +79,14 @@ def _list_held(state: HeldState, saved: Saved) -> dict[str, tuple[Held, Any]]:
     for part, owner in [*state.holders, *(("", owner) for owner in list_owners(state.modules))]:
         label = f"{part}:{find_kind(owner).__name__}"
         counts[label] = counts.get(label, 0) + 1
+        if getattr(owner, "__name__", "") == "__main__":  # a script trains and changes its own
+            continue
         for name, value in list_values(owner).items():
-            # Arrays of a dataset are its samples, which have a fingerprint.
-            is_sample = part.startswith("data.") and not isinstance(value, WEIGHTS)
-            if value not in saved and not is_sample:
+            # Arrays of datasets and of modules may be samples, which have a fingerprint.
+            is_part = part and not part.startswith("data.")
+            if isinstance(owner, ModuleType) and not state.uses.may_matter(name, in_place=False):
+                continue
+            if value not in saved and (is_part or isinstance(value, WEIGHTS)):
                 path = f"{label}{counts[label]}.{name}"
                 values[path] = Held(part, owner, name, key=None), value
     return values

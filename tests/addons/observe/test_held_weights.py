@@ -46,6 +46,19 @@ class Saving(Own):
         return {**super().stateful(), "held": self.held}
 
 
+TEACHER: Any = None
+
+
+class Reading(Own):
+    def forward(self, batch: Any) -> Any:
+        return TEACHER(batch.input)
+
+
+def make_reading(value: nn.Module) -> Own:
+    globals()["TEACHER"] = value
+    return make_task(Reading)
+
+
 class Average:
     """Saves its module under its own name."""
 
@@ -93,6 +106,7 @@ CHANGED: list[tuple[Callable[[nn.Linear], Any], str]] = [
     (lambda value: (make_task(held=[value.weight.detach().numpy()]), {}), "arrays in a list"),
     (lambda value: (make_task(held={"a": {"b": value}}), {}), "a module in mappings"),
     (lambda value: (make_task(), {"a": Holding(value)}), "a module of a hook"),
+    (lambda value: (make_reading(value), {}), "a module in a variable"),
 ]
 KEPT: list[tuple[Callable[[nn.Linear], Any], str]] = [
     (lambda value: (make_task(Recomputed, value), {}), "declared"),
