@@ -237,8 +237,11 @@ class Plan:
 
     @property
     def first_training(self) -> Phase | None:
-        """The first train phase; None if there is none."""
-        return next((phase for phase, _ in self.phases.kinds if phase.is_train), None)
+        """The first train phase with the batch size that its stage ends with, because some samplers
+        cannot draw for a size that a resume has changed; None if there is none."""
+        trained = [phase for phase, _ in self.phases.kinds if phase.is_train]
+        stage = [phase for phase in trained if phase.stage == trained[0].stage]
+        return next((phase for phase in stage if phase.batch_size == stage[-1].batch_size), None)
 
     def updates_before(self, index: int) -> int:
         """Return the updates of the phases before one."""

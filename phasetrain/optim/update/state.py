@@ -68,6 +68,7 @@ class UpdaterState:
             "optimizer": self.strategy.state.optimizer_state(self.optimizer),
             "skipped": self.guard.skipped,
             "skipped_in_row": self.guard.in_row,
+            "used_lr": self._used_lr,
         }
         if strides := list_strides(state["optimizer"], self.gradients.parameters):
             state["strides"] = strides
@@ -94,6 +95,8 @@ class UpdaterState:
         # replaced.
         self.guard.restart(state.get("skipped", 0), state.get("skipped_in_row", 0))
         self._started = set()
+        # A hook may read it before the next update. Earlier checkpoints lack it.
+        self._used_lr = state.get("used_lr", self._used_lr)
         factor = state.get("factor", 1.0)
         # The setter adds schedules for constant learning rates, which a run without a factor lacks.
         if factor != self.schedules.factor:
