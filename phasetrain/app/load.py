@@ -303,7 +303,8 @@ def _add_transform(task: Task, setup: Setup, loaded: LoadedCheckpoint) -> None:
         log.warning("the transforms of DATA.%s are not available: %s", split, error)
         return
     task.transform.scales_bytes = "channels" in read_data_facts(_run_folder(checkpoint), split)
-    log.info("%s", task.transform)
+    if task.transform:
+        log.info("predict(..., transform=True) applies %s", task.transform)
 
 
 def read_data_facts(folder: str, split: str) -> Mapping[str, Any]:

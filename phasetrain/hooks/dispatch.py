@@ -21,7 +21,8 @@ from phasetrain.hooks.base import (
     overrides,
 )
 from phasetrain.hooks.error_policy import HookErrorGuard
-from phasetrain.runtime.machine import reseed_all, seed_of
+from phasetrain.proof.held import is_custom
+from phasetrain.runtime.machine import preserve_generators, reseed_all, seed_of
 from phasetrain.runtime.signals import Interrupted
 from phasetrain.tasks.parts import StepEvents
 
@@ -29,8 +30,12 @@ log = logging.getLogger(__name__)
 
 EVENTS = tuple(name for name in vars(Hook) if name.startswith("on_"))
 
-SEEDED = ("on_phase_start", "on_step_start", "on_step", "on_metrics", "on_phase_end")
-"""Events outside of the passes, in which the task seeds."""
+STREAMS = {"on_start": 0, "on_load": 0, "on_saved": 0, "on_phase_start": 1} | dict.fromkeys(
+    ("on_step_start", "on_step", "on_save", "on_metrics", "on_phase_end", "on_end"), 3
+)
+"""Event outside of the passes, in which the task seeds -> how much of the position (phase, updates,
+step) its seed depends on: an event that every attempt repeats draws the same numbers again, and
+`on_saved` comes when the disk is ready."""
 
 ADDED = "+added"
 """Key in the state of the hooks for the labels of hooks that were added while the run was going."""
@@ -216,8 +221,11 @@ class Hooks:
             if not overrides(hook, event):
                 continue
             call = attrgetter(event)(hook)
-            if event in SEEDED and not hook.observe_only:
+            # The hooks of phasetrain that observe draw no numbers, and need not pay for seeds.
+            if event in STREAMS and (not hook.observe_only or is_custom(type(hook))):
                 call = partial(_call_seeded, call, self._labels[id(hook)], event)
+                if hook.observe_only and event not in ("on_step_start", "on_step"):
+                    call = preserve_generators()(call)
             if event == "on_exception":
                 # Neither guarded nor wrapped: an error in it is added to the first one as a note.
                 calls.append(call)
@@ -232,14 +240,12 @@ class Hooks:
         return calls
 
 
-def _call_seeded(
-    call: Callable[..., Any], label: str, event: str, run: Run, phase: Phase, *args: Any
-) -> None:
+def _call_seeded(call: Callable[..., Any], label: str, event: str, run: Run, *args: Any) -> None:
     """Call an event after seeding the global generators by the position."""
-    # A resume in a phase begins it again.
-    at = () if event == "on_phase_start" else (run.state.updates, run.state.step)
-    reseed_all(seed_of(run.config.RUN.seed, "hooks", label, event, phase.index, *at))
-    call(run, phase, *args)
+    state = run.state
+    at = (state.phase, state.updates, state.step)[: STREAMS[event]]
+    reseed_all(seed_of(run.config.RUN.seed, "hooks", label, event, *at))
+    call(run, *args)
 
 
 def _runs_on(hook: Hook, world: World) -> bool:

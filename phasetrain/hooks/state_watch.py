@@ -67,22 +67,22 @@ class HeldState:
         self._hooks = [hook for hook in hooks.values() if not hook.observe_only]
         self.observers = {label: hook for label, hook in hooks.items() if hook.observe_only}
         found = find_holders(_list_roots(task, hooks, inexact))
-        self._holders = [(label, holder) for label, holder in found if label]
-        kinds = list_kinds(self._holders)
+        self.holders = [(label, holder) for label, holder in found if label]
+        kinds = list_kinds(self.holders)
         self.modules = list_modules(kinds)
         self.uses = Uses(self.modules, {kind.__name__ for kind in kinds})
 
     def read(self, *, is_whole: bool = False) -> dict[str, Held]:
         """Return the values that are in no `state_dict` of a module, by path; see `read_held`."""
-        if not self._holders:  # parts of phasetrain and torch keep their state
+        if not self.holders:  # parts of phasetrain and torch keep their state
             return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
         # The content of a container belongs to the part that has it.
-        holders = [holder for _, holder in self._holders if not isinstance(holder, dict | list)]
+        holders = [holder for _, holder in self.holders if not isinstance(holder, dict | list)]
         saved = Saved(modules, self._list_parts() + holders)
         others = [("task", self._task), *_list_modules(self._task)]
         trusted = [other for other in others if not is_custom(type(other[1]))]
-        held = read_held([*self._holders, *trusted], self.modules, saved, is_whole=is_whole)
+        held = read_held([*self.holders, *trusted], self.modules, saved, is_whole=is_whole)
         for path, owner in others:
             for name, key in read_setup(owner).items():
                 held[f"{path}/{name}"] = Held(path, owner, name, key, kind="option")
@@ -369,6 +369,11 @@ def describe_held(held: Held) -> str:
         fix = (
             "save it in `state_dict` and `load_state_dict` of the hook; if the hook only observes, "
             "add `observe_only = True` to its class"
+        )
+    elif section == "TASK" and held.part != "task":
+        fix = (
+            f'save it in `state_dict` and `load_state_dict` of the object "{held.part}" that '
+            "`stateful()` of the task returns"
         )
     else:
         fix = (

@@ -205,10 +205,10 @@ def read_held(
     """
     held: dict[str, Held] = {}
     counts: dict[str, int] = {}
-    for part, owner in [*holders, *(("", owner) for owner in _list_owners(modules))]:
+    for part, owner in [*holders, *(("", owner) for owner in list_owners(modules))]:
         label = f"{part}:{find_kind(owner).__name__}"
         counts[label] = counts.get(label, 0) + 1
-        for name, value in _list_values(owner).items():
+        for name, value in list_values(owner).items():
             try:
                 key = read_key(value, saved, is_whole=is_whole)
             except Exception as error:  # noqa: BLE001 - code of the user, such as a property
@@ -239,8 +239,8 @@ def keep_variables(modules: Iterable[ModuleType]) -> Callable[[], None]:
     custom = (module for module in modules if is_user_file(getattr(module, "__file__", None) or ""))
     kept = [
         (owner, name, value, copy(value))
-        for owner in _list_owners(custom)
-        for name, value in _list_values(owner).items()
+        for owner in list_owners(custom)
+        for name, value in list_values(owner).items()
         if type(value) in CONTAINERS or isinstance(value, PLAIN | CACHED)
     ]
 
@@ -258,7 +258,7 @@ def keep_variables(modules: Iterable[ModuleType]) -> Callable[[], None]:
     return restore
 
 
-def _list_owners(modules: Iterable[ModuleType]) -> Iterator[Any]:
+def list_owners(modules: Iterable[ModuleType]) -> Iterator[Any]:
     """Yield modules, and the classes and functions that they define."""
     for module in modules:
         yield module
@@ -268,7 +268,7 @@ def _list_owners(modules: Iterable[ModuleType]) -> Iterator[Any]:
                 yield value
 
 
-def _list_values(owner: Any) -> dict[str, Any]:
+def list_values(owner: Any) -> dict[str, Any]:
     """Return the values that a holder, a class, a module or a function has by itself."""
     values = dict(getattr(owner, "__dict__", {}))
     own = dict[str, bool]()
@@ -346,7 +346,7 @@ def read_key(  # noqa: C901, PLR0912 - one case for each kind
     elif hasattr(type(value), "state_dict"):
         value = value.state_dict()
     elif is_custom(type(value)) and not isinstance(value, dict | list | tuple | deque):
-        value = _list_values(value)
+        value = list_values(value)
     if isinstance(value, Tensor | np.ndarray):
         return _read_array(value, is_whole=is_whole)
     if isinstance(value, dict):

@@ -102,6 +102,11 @@ class InputTransform:
     def _takes_batches(self) -> bool:
         return self.pipeline.is_batched and self._collate is stack_samples
 
+    @property
+    def adds_mask(self) -> bool:
+        """Whether the collate function pads inputs and says where."""
+        return isinstance(self._collate, PadCollate) and self._collate.mask is not None
+
     def _collate_inputs(self, samples: Sequence[Any]) -> Any:
         collate = self._collate
         if isinstance(collate, PadCollate):

@@ -121,6 +121,11 @@ class Parts:
             return {}
         return {MAIN_UPDATER: self.updater, **self.other_updaters}
 
+    def dataset_of(self, split: str) -> Any:
+        """Return the dataset of a split, such as `train`, which hooks and tasks may change between
+        phases."""
+        return self.loaders[split].reader.dataset
+
     def tested(self, phase: Phase) -> nn.Module:
         """Return the model that a test phase tests: the trained one, or an average of it."""
         if phase.weights:

@@ -308,8 +308,7 @@ class StepRunner(ABC):
         elif self.parts.averages:
             self._due_averages.append(skipped)
         events.on_update()
-        if self.generators.watches:
-            self.generators.check_pass()  # an optimizer or a hook may draw as well
+        self.generators.check_pass()  # an optimizer or a hook may draw as well
         out = self._finish_step(done.outputs)
         if not losses:  # no strategy has averaged the loss over ranks
             return out
@@ -345,11 +344,13 @@ class StepRunner(ABC):
 
         Schedules advance, and weights, averages and the state of the optimizer stay as they are.
         """
+        self.reseed(at)
         self.begin_update(at)
         for updater in self.updaters.values():
             updater.skip()
         self._move_averages(at, skipped=True)
         events.on_update()
+        self.generators.check_pass()
         return StepOutput(torch.zeros((), device=self._device), weight=0, samples=0)
 
     def _move_averages(self, at: Position, skipped: Skipped) -> None:

@@ -142,8 +142,12 @@ def test_the_config_of_a_checkpoint_comes_back_without_the_files_that_it_was_mad
 
 class TestLoad:
     @pytest.mark.feature("112")
-    def test_gives_the_weights_and_predicts_what_was_measured(self, result: RunResult) -> None:
-        task = phasetrain.load(result.folder)
+    def test_gives_the_weights_and_predicts_what_was_measured(
+        self, result: RunResult, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level("INFO", "phasetrain"):
+            task = phasetrain.load(result.folder)
+        assert not caplog.messages  # a part of a run may load another one
         images, labels = held_out()
         scores = task.predict(images, batch_size=100)
         assert scores.shape == (355, 10)

@@ -4,6 +4,7 @@ within a step reach hooks with what `Hook` declares."""
 import random
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
 
+from phasetrain.config.attrdict import AttrDict
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook, Hooks
 from phasetrain.hooks.base import check_signatures
+from phasetrain.runtime.machine import preserve_generators, reseed_all
 from phasetrain.tasks import StepEvents
 
 
@@ -104,3 +108,54 @@ def test_random_numbers_outside_of_passes_resume_exactly(updates: int, tmp_path:
     random.seed(1)
     train(tmp_path / "killed", *words)
     assert differences_of_runs(tmp_path / "whole", tmp_path / "killed") == []
+
+
+SEEDED = (
+    ("on_start", 0),
+    ("on_load", 0),
+    ("on_phase_start", 1),
+    ("on_step_start", 1),
+    ("on_step", 2),
+    ("on_save", 0),
+    ("on_saved", 0),
+    ("on_metrics", 2),
+    ("on_phase_end", 2),
+    ("on_end", 0),
+)
+
+
+class Draws(Hook):
+    """Draws from all global generators in each event outside of the passes."""
+
+    def __init__(self, *, observe_only: bool) -> None:
+        self.observe_only = observe_only
+        self.drawn: list[tuple[float, ...]] = []
+
+    def draw(self, *args: Any) -> None:
+        self.drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))
+
+    on_start = on_load = on_phase_start = on_step_start = on_step = on_save = draw
+    on_saved = on_metrics = on_phase_end = on_end = draw
+
+
+@pytest.mark.parametrize("observe_only", [False, True])
+@pytest.mark.parametrize(("event", "arguments"), SEEDED)
+def test_random_numbers_of_an_event_depend_on_its_position_alone(
+    event: str, arguments: int, observe_only: bool
+) -> None:
+    hook = Draws(observe_only=observe_only)
+    run = SimpleNamespace(
+        config=AttrDict({"RUN": {"seed": 0}}), state=RunState(phase=1, updates=4, step=2)
+    )
+    hooks = Hooks({"draws": hook})
+    with preserve_generators():
+        for seed in (1, 2):  # the second call is that of a resumed run
+            reseed_all(seed)
+            hooks.call(event, run, *[None] * arguments)
+            is_restored = random.random() == random.Random(seed).random()
+            assert is_restored == (observe_only and event not in {"on_step_start", "on_step"})
+        run.state.phase = 3
+        hooks.call(event, run, *[None] * arguments)
+    first, second, other = hook.drawn
+    assert first == second
+    assert (other == first) == (event in {"on_start", "on_load", "on_saved"})

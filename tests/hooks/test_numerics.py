@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.engines import list_engines
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
@@ -67,7 +68,15 @@ def engine(
     )
     loaders: Any = {"train": Loader(*broken)}
     parts = Parts(
-        model, nn.MSELoss(), {}, updater, loaders, Machine(torch.device("cpu")), World(), 0
+        model,
+        nn.MSELoss(),
+        {},
+        updater,
+        loaders,
+        Machine(torch.device("cpu")),
+        World(),
+        0,
+        config=AttrDict({"RUN": {"seed": 0}}),
     )
     plan: Plan = interleave(
         [Stage({"train": Split("train", 24, 4, True)}, PhaseSettings(epochs=1))]

@@ -177,6 +177,8 @@ def test_renamed_weights_end_the_run_before_they_are_saved(
         ("model", nn.Dropout(), "", "`on_phase_start`", "recomputed"),
         ("model", nn.Linear(1, 1), "n", "no weight depends on it", "observe_only"),
         ("hooks.log", Counted(), "n", "`observe_only = True`", "stateful"),
+        ("env", Counted(), "rng", '`state_dict` and `load_state_dict` of the object "env"', "add"),
+        ("task", Counted(), "rng", 'add `"rng": ...` to what `stateful()`', '"env"'),
     ],
 )
 def test_remedy_fits_the_owner(part: str, owner: object, name: str, words: str, wrong: str) -> None:

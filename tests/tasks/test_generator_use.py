@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from phasetrain.app.train.training import LATE_DRAW
 from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import Position
+from phasetrain.hooks import Hook
+from phasetrain.hooks.base import Run
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import Supervised
 from phasetrain.tasks.generator_use import WATCHED_STEPS, GeneratorUse
@@ -176,6 +179,20 @@ def test_run_with_a_late_draw_is_recorded_as_not_exact(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "environment.json").read_text())
     found = [(one["updates"], one["what"]) for one in environment["departures"]]
     assert found == [(0, [LATE_DRAW])]  # not the end of the run, before which it was
+
+
+class Jitter(Hook):
+    """Changes a weight by a number of Python's generator after an update that is not watched."""
+
+    def on_update(self, run: Run, phase: Phase) -> None:
+        if run.state.updates == WATCHED_STEPS + 1:
+            with torch.no_grad():
+                next(run.task.model.parameters()).mul_(1 + 0.01 * random.random())
+
+
+def test_late_draw_after_the_passes_is_recorded(tmp_path: Path) -> None:
+    train(tmp_path, "PHASES.epochs=1", hooks={"jitter": Jitter()})
+    assert newest(tmp_path).state["task"]["generators"] == {"draws": True, "late": True}
 
 
 def test_draws_of_a_custom_step_outside_of_forward_passes_are_those_of_its_position(

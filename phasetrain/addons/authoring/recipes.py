@@ -46,7 +46,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "Mix datasets in proportions",
                 "several multiple datasets ratios mixture concat concatenate combine",
             ),
-            ("Train with few labels", ""),
+            (
+                "Train with few labels",
+                "semi supervised semi-supervised fixmatch mean teacher ema consistency",
+            ),
             ("Train on part of the data", "subset fraction"),
             ("Survive unreadable samples", "corrupt bad"),
             ("Find out whether loading is the bottleneck", "slow dataloader workers"),
@@ -115,7 +118,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Load weights with other names", "rename prefix state_dict pretrained"),
             ("Use a model of timm, torchvision or transformers", "pretrained huggingface"),
             ("Feed a transformer with a dictionary", ""),
-            ("Let the model compute its own loss", "vae autoencoder anneal"),
+            (
+                "Let the model compute its own loss",
+                "vae autoencoder anneal flow density estimation",
+            ),
             ("Recognize sequences with CTC", "ctc speech alignment"),
             ("Draw noise in the forward pass", "diffusion ddpm vae denoising random"),
             ("Train a GAN", "two models alternate alternating adversarial several custom step"),
@@ -142,6 +148,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Custom training loops", "own loop"),
         ),
         "docs/hooks.md": (("Custom hooks", "callback callbacks"),),
+        "docs/sequences.md": (
+            ("Sequence to sequence", "seq2seq translation encoder decoder"),
+            ("A custom model", "Decodes decode start step beam greedy seq2seq"),
+        ),
         "docs/loss.md": (("Custom losses", "own loss label smoothing"),),
         "docs/several-models.md": (
             ("Several models in one task", "two models alternately multiple"),

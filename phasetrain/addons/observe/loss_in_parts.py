@@ -103,7 +103,8 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
     log.warning(
         "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s. "
         "If the loss compares samples with each other, set coupled = True in its class, and "
-        "compute batches as a whole; otherwise let it return the mean over samples, or set "
+        "compute batches as a whole. If it is a mean by other weights than samples, return their "
+        "sum from `weight_of` of the task; otherwise let it return the mean over samples, or set "
         "coupled = False to accept the difference",
         name_loss(loss),
         whole,

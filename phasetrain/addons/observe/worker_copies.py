@@ -95,17 +95,21 @@ class _Followed:
         self._where = where
         self._held: dict[str, Held] = {}
         self._is_reported = False
+        self._restarts = 0
 
     def batches(self, phase: Phase, start: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step; see `PhaseLoader.batches`."""
         held = _read_datasets(self._loader)
         changed = _find_changed(self._held, held) if self._loader.worker_ids else None
         if changed is not None:
-            log.info(
+            # A hook usually changes it in each epoch: the terminal needs no line for each.
+            log.log(
+                logging.DEBUG if self._restarts else logging.INFO,
                 "%s: %s has changed, so its workers start again",
                 self._where,
                 describe_place(changed),
             )
+            self._restarts += 1
             self._loader.close()
         if changed is not None or not self._loader.worker_ids:
             self._held = held

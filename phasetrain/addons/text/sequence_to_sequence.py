@@ -1,7 +1,11 @@
 """Learning to write one sequence from another."""
 
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,11 +13,16 @@ from phasetrain.addons.text.language_model import LanguageModel
 from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_greedy, split_inputs
 from phasetrain.addons.text.sequence_errors import SequenceErrors
 from phasetrain.config.checks import check_at_least
+from phasetrain.data.loading.collate import make_pad
 from phasetrain.engine.batch import IGNORED, Batch, SequenceOutput, StepOutput
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.parts import Parts
-from phasetrain.tasks.shape_errors import describe_failed_forward, raise_unless_shape_error
+from phasetrain.tasks.shape_errors import (
+    describe_failed_forward,
+    describe_shapes,
+    raise_unless_shape_error,
+)
 
 NO_TOKEN = -1
 """Stands for the tokens of a decoded sequence that are cut off."""
@@ -163,10 +172,73 @@ class SequenceToSequence(LanguageModel):
             out.references = None
         return out
 
+    def predict(
+        self, inputs: Any, *, transform: bool | None = None, batch_size: int | None = None
+    ) -> Any:
+        """Return the decoded sequences, see `decode`; for other arguments see `Predictor.predict`.
+
+        Args:
+            inputs: sources: a list of int64 tensors `(S,)` of any lengths, which are padded and
+                masked; a mapping of `input` and `mask`, bool `(N, S)`; or tokens `(N, S)` without
+                padding. With `transform`, samples as the dataset gives them; or paths of files.
+            transform: apply transforms and collate function of the test split.
+            batch_size: maximum number of samples that are decoded at once.
+
+        Raises:
+            ConfigError: the inputs have another form, or tokens `(N, S)` have no mask, and the
+                collate function of the run makes one.
+        """
+        if transform is not True:
+            inputs = self._add_mask(inputs)
+        return super().predict(inputs, transform=transform, batch_size=batch_size)
+
+    def _add_mask(self, inputs: Any) -> Any:
+        """Return sources with a mask; paths and images as they are.
+
+        Raises:
+            ConfigError: see `predict`.
+        """
+        received = describe_shapes(inputs)
+        if isinstance(inputs, list | tuple) and inputs and not isinstance(inputs[0], str | Path):
+            with suppress(*SHAPE_ERRORS):
+                sources = [torch.as_tensor(source) for source in inputs]
+                if all(source.ndim == 1 and not source.is_floating_point() for source in sources):
+                    return make_pad()([(source, 0) for source in sources])[0]
+            received = f"{type(inputs).__name__} of {describe_shapes(inputs[0])}"
+        elif isinstance(inputs, Mapping):
+            if {"input", "mask"} <= inputs.keys():
+                return inputs
+        elif isinstance(inputs, Tensor | np.ndarray):
+            pads = self.transform is not None and self.transform.adds_mask
+            if inputs.ndim == 2 and (len(inputs) == 1 or not pads):
+                return inputs
+        else:
+            return inputs
+        raise ConfigError(
+            f"predict: the inputs are {received}; expected a list of int64 tensors (S,), which are "
+            "padded and masked, or {'input': tokens, 'mask': mask} with both (N, S), or with "
+            "transform=True samples as the dataset gives them. A tensor (N, S) does not say which "
+            "tokens are padding",
+            code="predict.wrong_input",
+        )
+
     def _predict_slice(self, tensors: Any, part: slice) -> Any:
         device = self.parts.machine.device
         tokens, mask = split_inputs(tensors)
-        return self.decode({"input": tokens[part].to(device), "mask": mask[part].to(device)})
+        if tokens.is_floating_point():
+            if not tokens.equal(tokens.round()):
+                raise ConfigError(
+                    f"predict: the source tokens are {describe_shapes(tokens)}; expected int64",
+                    code="predict.wrong_input",
+                )
+            tokens = tokens.long()  # rows of a table are read as float32
+        inputs = {"input": tokens[part].to(device), "mask": mask[part].to(device)}
+        try:
+            return self.decode(inputs)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
+            sentence = describe_failed_forward(self.parts.model, error, inputs)
+            raise ConfigError(sentence, code="config.misfit") from error
 
 
 def mark_cut(decoded: Tensor, references: Tensor, max_length: int) -> Tensor:

@@ -11,7 +11,6 @@ from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.models.digest import hash_model
 from phasetrain.models.sources import parse_sources
-from phasetrain.models.weights import load_pretrained
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.shape_errors import raise_unless_shape_error
@@ -76,7 +75,7 @@ def build_teacher(
 
     Args:
         parts: parts of the task.
-        make_model: makes models.
+        make_model: makes models, with their weights.
         section: `name` of a model, its parameters, and `weights`.
         where: config path of the section.
 
@@ -84,11 +83,7 @@ def build_teacher(
         ConfigError: it has no weights, or they cannot be loaded.
     """
     check_teacher(section, where)
-    model = make_model(
-        {key: setting for key, setting in section.items() if key != "weights"}, where
-    )
-    load_pretrained(model, parse_sources(section["weights"], f"{where}.weights"), parts.world)
-    return Teacher(model.to(parts.machine.device), where)
+    return Teacher(make_model(section, where).to(parts.machine.device), where)
 
 
 @TASKS.register("distillation")

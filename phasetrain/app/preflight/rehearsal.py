@@ -191,7 +191,8 @@ def prepare_parts(
     if not rehearses:
         # The same task: a constructor that changes the model must not be called twice with it.
         if run_spec.is_fresh and not is_preview:
-            _report_missed(setup, "nothing was rehearsed")
+            why = _explain_missed(setup, is_default_loop=is_default_loop)
+            _report_missed(setup, "nothing was rehearsed", f"the run is short, and {why}")
         return Prepared(task)
     del parts
     restore_variables = keep_variables(HeldState(task, {}).modules)
@@ -223,16 +224,27 @@ def prepare_parts(
     if run_spec.machine.device.type == "cuda":
         torch.cuda.empty_cache()
     if not proves:
-        _report_missed(setup, "the resume was not rehearsed")
+        slow = "it takes more than a second and 3 % of this short run"
+        why = slow if is_quick else "ranks have shards of the weights"
+        _report_missed(setup, "the resume was not rehearsed", why)
     return Prepared(run_spec.builder.task(_build_parts(run_spec)), rehearsal, inexact)
 
 
-def _report_missed(setup: Setup, what: str) -> None:
+def _explain_missed(setup: Setup, *, is_default_loop: bool) -> str:
+    if not is_default_loop:
+        return "a custom loop or a hook may change the steps"
+    if not setup.world.is_single_process:
+        return "it has several ranks"
+    return "the model is too large for a quick rehearsal"
+
+
+def _report_missed(setup: Setup, what: str, why: str) -> None:
     if setup.config.RUN.rehearse == "auto":
         log.info(
-            "%s (RUN.rehearse = 'auto'): state that no checkpoint contains is found at saves only; "
-            "RUN.rehearse=true rehearses all",
+            "%s (RUN.rehearse = 'auto'), because %s: state that no checkpoint contains is found at "
+            "saves only; RUN.rehearse=true rehearses all",
             what,
+            why,
         )
 
 

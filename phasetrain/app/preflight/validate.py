@@ -12,7 +12,7 @@ from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
 from phasetrain.config.addons import find_service
 from phasetrain.config.compose.composed import COMMAND_LINE
-from phasetrain.config.compose.merge import lookup
+from phasetrain.config.compose.merge import lookup, origin_of
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
 from phasetrain.data import CustomLoader, StreamDataset
@@ -51,7 +51,7 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
     except ConfigError as error:
         reported = {problem.message for problem in error.problems}
         others = [problem for problem in find_problems(setup) if problem.message not in reported]
-        explained = [_explain_dropped(problem, setup) for problem in (*error.problems, *others)]
+        explained = [_explain_origin(problem, setup) for problem in (*error.problems, *others)]
         if explained == list(error.problems):
             raise
         complete = combine_problems(_merge_splits(explained))
@@ -60,9 +60,14 @@ def report_all_problems(setup: Setup) -> Iterator[None]:
         raise complete from error
 
 
-def _explain_dropped(problem: Problem, setup: Setup) -> Problem:
+def _explain_origin(problem: Problem, setup: Setup) -> Problem:
     """Return the mistake that a parameter has no value, with the layer that set it for another
-    part."""
+    part; or that a meter does not fit, with the layer that has added the meter."""
+    meter = re.match(r"METERS\.\w+", problem.key)
+    if meter and problem.code == "config.misfit":
+        layer = origin_of(setup.composed.origins, meter[0])
+        message = f"{problem.message}; {meter[0]} ({layer}) is removed by {meter[0]}=null"
+        return replace(problem, message=message)
     if problem.code == MISSING_PARAMETER:
         for note in setup.dropped:
             if note.startswith(f"{problem.key} = "):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from phasetrain.app.train.longer import LENGTH_KEYS, warn_before_longer
 from phasetrain.app.train.source_code import hash_sources, list_source_changes
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import read_promised
+from phasetrain.config.addons import find_service
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.batch import ACCUMULATE, BATCH, MICRO
@@ -37,13 +38,12 @@ from phasetrain.errors import ChangedError, PhasetrainError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.hooks.state_watch import HeldState
-from phasetrain.models.excluded import ExcludedTensors
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
 from phasetrain.runtime.machine import Machine, limit_cpu_capability
 from phasetrain.runtime.redaction import Redaction
 from phasetrain.runtime.storage import Storage
-from phasetrain.tasks import SplitData
+from phasetrain.tasks import SplitData, Task
 from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
@@ -79,19 +79,29 @@ PLANNED = re.compile(r"PHASES\.|DATA\.TRAIN\.batch_size|DATA\.\w+\.every\b")
 
 def build_promise(
     run_spec: RunSpec,
-    deviations: Sequence[Mapping[str, Any]] = (),
-    objects: Mapping[str, Any] = MappingProxyType({}),
-    excluded: ExcludedTensors | None = None,
+    deviations: Sequence[Mapping[str, Any]],
+    objects: Mapping[str, Any],
+    task: Task,
+    hooks: Mapping[str, Hook],
+    loaded: LoadedCheckpoint | None,
 ) -> dict[str, Any]:
-    """Return the JSON data that a checkpoint keeps for later attempts to compare with.
+    """Return the JSON data that a checkpoint keeps for later attempts to compare with; every rank
+    has to call.
 
     Args:
         run_spec: the run.
         deviations: see `list_deviations`.
         objects: see `phasetrain.app.train.given_objects.describe_objects`.
-        excluded: tensors of the model that checkpoints leave out.
+        task: its task, before the checkpoint is restored.
+        hooks: label -> hook.
+        loaded: the checkpoint to resume from; None at the start.
+
+    Raises:
+        ChangedError: a custom part holds other weights than at the start.
     """
     setup = run_spec.setup
+    excluded = task.parts.excluded
+    check_held_weights = find_service("check_held_weights")
     return {
         # Checkpoints are shared, and config.yaml has what a resume needs.
         "config": Redaction({}).redact_config(setup.asked),
@@ -107,6 +117,7 @@ def build_promise(
         "departures": list(deviations),  # the name of the key in existing checkpoints
         **({"objects": objects} if objects else {}),
         **({"excluded": excluded.digests} if excluded else {}),
+        **(check_held_weights(setup, task, hooks, loaded) if check_held_weights else {}),
     }
 
 

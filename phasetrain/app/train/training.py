@@ -153,7 +153,7 @@ class Training:
             self.checkpointer,
             setup.config.CHECKPOINT,
             self.signals,
-            build_promise(run_spec, self.deviations, objects, task.parts.excluded),
+            build_promise(run_spec, self.deviations, objects, task, {**own, **extra}, loaded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
             watch=StateWatch(

@@ -64,6 +64,8 @@ class Average(ABC):
         self.norms: list[_BatchNorm] = []
         self.batches = 0
         module.requires_grad_(requires_grad=False)
+        # Always: a resume builds it again, and would not know whether it was tested before.
+        module.eval()
         pairs: list[tuple[Tensor, Tensor]] = list(
             zip(module.parameters(), model.parameters(), strict=True)
         )

@@ -72,6 +72,7 @@ class NonFinite:
         split, step, where: position of the update, see `phasetrain.tasks.Position`.
         ids: indices of its samples in their dataset.
         bad_inputs, bad_targets: indices of the ones whose input or target is not finite.
+        weightless: whether `weight_of` gave one of its micro-batches with samples the weight 0.
         dump: folder to which a hook has written the step, or empty.
     """
 
@@ -88,6 +89,7 @@ class NonFinite:
     dump: str = ""
     bad_inputs: tuple[int, ...] = ()
     bad_targets: tuple[int, ...] = ()
+    weightless: bool = False
 
     @property
     def has_bad_data(self) -> bool:
@@ -108,6 +110,8 @@ class NonFinite:
         self.split = at.split
         self.step = at.step
         self.where = at.where
+        has_none = any(batch.size and batch.weight == 0 for batch in batches)
+        self.weightless = any(world.all_gather(has_none))
         own = [
             (
                 batch.ids.tolist(),
@@ -154,6 +158,11 @@ def format_error(found: NonFinite, settings: GuardSettings) -> str:
         hint = f"; the step is saved in {found.dump}"
     if found.updates and "replay" in list_engines():
         hint += f"; inspect it with RUN.engine=replay RUN.step={found.updates}"
+    if found.weightless:
+        hint += (
+            "; a micro-batch has the weight 0, by `weight_of` of the task: a loss that divides by "
+            "it is NaN, so let it divide by at least a small number"
+        )
     if settings.on_nonfinite == "stop" and found.scale is None:
         advice = (
             "Lower OPTIMIZER.lr or set OPTIMIZER.clip_norm; to skip such updates, set "

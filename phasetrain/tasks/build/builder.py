@@ -138,7 +138,9 @@ class Builder:
             ConfigError: a custom task leaves parts that every task has out of checkpoints.
         """
         section = self.context.config.TASK
-        model_factory = partial(make_model, self.context, facts=parts.known_facts)
+        model_factory = partial(
+            make_model, self.context, facts=parts.known_facts, loads_weights=True
+        )
         facts = {
             key.removeprefix("TASK."): value
             for key, value in parts.facts.items()
@@ -482,6 +484,7 @@ def make_model(
     own: Mapping[str, Any] = MappingProxyType({}),
     *,
     facts: Mapping[str, Any],
+    loads_weights: bool = False,
 ) -> nn.Module:
     """Return a model that a section of the config describes, its weights drawn from the global
     generators.
@@ -491,10 +494,11 @@ def make_model(
         where: config path, for messages.
         own: values that it may ask for by name instead of the facts of the run.
         facts: facts of the run.
+        loads_weights: load the weights that the key `weights` of the section names, if any.
 
     Raises:
-        ConfigError: there is no such model, it cannot be made, or its state is more than
-            tensors.
+        ConfigError: there is no such model, it cannot be made, its weights cannot be loaded, or
+            its state is more than tensors.
     """
     if not isinstance(section, Mapping) or not isinstance(section.get("name"), str):
         raise ConfigError(
@@ -503,9 +507,8 @@ def make_model(
         )
     values = {**facts, **own, "make_model": partial(make_model, context, facts=facts)}
     name = section["name"]
-    model = MODELS.build(
-        name, parameters_of(section, {"name"}), where=where, facts=values, used=context.used
-    )
+    params = parameters_of(section, {"name", "weights"} if loads_weights else {"name"})
+    model = MODELS.build(name, params, where=where, facts=values, used=context.used)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"{where}.name = {name!r} gave {type(model).__name__}, expected a torch.nn.Module"
@@ -517,19 +520,34 @@ def make_model(
                 "and only tensors are saved, averaged and compared; register a buffer instead, or "
                 "return a tensor from get_extra_state"
             )
+    if loads_weights:
+        load_weights(context, model, section, where)
     return model
 
 
-def load_weights(context: BuildContext, model: nn.Module) -> "LoadReport | None":
-    """Load the weights that MODEL.weights names into a new model; a collective call."""
-    sources = parse_sources(context.config.MODEL.weights)
+def load_weights(
+    context: BuildContext,
+    model: nn.Module,
+    section: Mapping[str, Any] | None = None,
+    where: str = "MODEL",
+) -> "LoadReport | None":
+    """Load the weights that the key `weights` of a section names into a new model; a collective
+    call.
+
+    Args:
+        context: config, machine and world.
+        model: the model.
+        section: its section of the config; None for MODEL.
+        where: config path of the section.
+    """
+    key = f"{where}.weights"
+    sources = parse_sources((section or context.config.MODEL).get("weights"), key)
     if not sources:
         return None
     from phasetrain.models.weights import load_pretrained
 
-    is_first = "MODEL.weights" not in context.logged
-    report = load_pretrained(model, sources, context.world, logs=is_first)
-    context.logged.add("MODEL.weights")
+    report = load_pretrained(model, sources, context.world, logs=key not in context.logged)
+    context.logged.add(key)
     return report
 
 

@@ -35,6 +35,7 @@ def test_every_recipe_of_the_cookbook_is_listed(page: str) -> None:
         ("set_epoch", "Random draws of a dataset"),
         ("several datasets", "Mix datasets in proportions"),
         ("two backward passes", "Several backward passes"),
+        ("Decodes", "A custom model"),
         ("web service", "Predict arrays in a web service"),
     ],
 )

@@ -68,6 +68,15 @@ def at_start(pairs: Pairs, subset: Any) -> Any:
     return act
 
 
+def by_task(pairs: Pairs, subset: Any) -> Any:
+    @on("phase_start")
+    def act(run: Any, phase: Any) -> None:
+        assert run.task.parts.dataset_of("train") is subset
+        run.task.parts.dataset_of("train").dataset.redraw(phase.epoch)
+
+    return act
+
+
 def at_end(pairs: Pairs, subset: Any) -> Any:
     @on("phase_end")
     def act(run: Any, phase: Any, metrics: Any) -> None:
@@ -109,6 +118,7 @@ def read_only(pairs: Pairs, subset: Any) -> Any:
     ("make", "restarts", "warnings"),
     [
         (at_start, 2, 0),
+        (by_task, 2, 0),
         (at_end, 2, 0),
         (in_subset, 2, 0),
         (in_step, 2, 1),
@@ -116,7 +126,11 @@ def read_only(pairs: Pairs, subset: Any) -> Any:
     ],
 )
 def test_workers_have_the_changes_of_a_hook(
-    make: Callable[[Pairs, Any], Any], restarts: int, warnings: int, tmp_path: Path
+    make: Callable[[Pairs, Any], Any],
+    restarts: int,
+    warnings: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     digests = []
     for workers in (0, 2):
@@ -127,6 +141,10 @@ def test_workers_have_the_changes_of_a_hook(
         digests.append(train(folder, subset, workers, {"mine": hook}, exact=False).digest)
         log = (folder / "log.txt").read_text()
         assert log.count("so its workers start again") == (restarts if workers else 0)
+        # The terminal has the first restart only.
+        printed = capsys.readouterr()
+        shown = (printed.out + printed.err).count("so its workers start again")
+        assert shown == min(restarts if workers else 0, 1)
         assert log.count("in the middle of an epoch") == (warnings if workers else 0)
     assert (digests[0] == digests[1]) == (not warnings)
 

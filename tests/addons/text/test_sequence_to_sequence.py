@@ -10,8 +10,11 @@ from phasetrain.addons.text.sequence_to_sequence import (
     mark_cut,
     split_references,
 )
+from phasetrain.data.loading.collate import make_pad
+from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.batch import Batch, SequenceOutput
 from phasetrain.errors import ConfigError
+from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.testing.build import build_run
 
 WORDS = (
@@ -101,6 +104,22 @@ def test_prediction_is_decoded() -> None:
     found = task.predict(torch.tensor([[1, 2, 3], [3, 2, 1]]))
     assert found.shape[0] == 2
     assert found.shape[1] <= 4
+
+
+def test_sources_of_any_length_are_predicted_as_a_list() -> None:
+    task, _ = build("TASK.max_length=4")
+    sources = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    masked = make_pad()([(source, 0) for source in sources])[0]
+    expected = task.predict(masked)
+    assert task.predict(sources).equal(expected)
+    assert task.predict([[1, 2, 3], [4, 5]], transform=False).equal(expected)
+    assert task.predict(masked["input"]).shape[0] == 2
+    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad())
+    assert task.predict(sources, transform=True).equal(expected)
+    assert task.predict(sources[0][None]).equal(expected[:1])
+    for wrong in (masked["input"], {"input": masked["input"]}, sources[0], [torch.ones(2)], [3]):
+        with raises(ConfigError, code="predict.wrong_input"):
+            task.predict(wrong)
 
 
 def test_wrong_targets_are_rejected() -> None:

@@ -15,6 +15,8 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.errors import ConfigError
+from phasetrain.models.sources import parse_sources
+from phasetrain.models.weights import load_pretrained
 from phasetrain.optim import Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position
@@ -30,9 +32,11 @@ def teacher() -> nn.Module:
 
 
 def make(section: Mapping[str, Any], where: str) -> nn.Module:
-    return nn.Sequential(
+    model = nn.Sequential(
         nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, section.get("classes", 2))
     )
+    load_pretrained(model, parse_sources(section["weights"], f"{where}.weights"), World())
+    return model
 
 
 @pytest.fixture

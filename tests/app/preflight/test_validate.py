@@ -232,6 +232,13 @@ def test_mistake_in_files_that_splits_share_is_reported_once(tmp_path: Path) -> 
     assert len(places) == len(found) - 1
 
 
+def test_meter_that_does_not_fit_is_named_with_the_file_that_adds_it() -> None:
+    setup = resolve_overrides([*SMALL, "RUN.dir=x"])
+    with raises(ConfigError, code="config.misfit") as caught, report_all_problems(setup):
+        raise ConfigError("METERS.accuracy: it takes scores", code="config.misfit")
+    assert "METERS.accuracy (experiment/digits.yaml) is removed by" in str(caught.value)
+
+
 def test_a_sound_run_has_none() -> None:
     assert (
         find_problems(

@@ -111,6 +111,11 @@ class TestScheduleFree:
 
 
 class TestEMA:
+    def test_average_is_in_eval_mode_before_its_first_test(self) -> None:
+        model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))
+        modes = [module.training for module in ema(model).module.modules()]
+        assert (modes, model.training) == ([False] * 3, True)
+
     def test_values_equal_hand_computed_ones(self) -> None:
         model = Scalar(1.0)
         average = ema(model, decay=0.5, warmup=False)

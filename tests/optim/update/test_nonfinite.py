@@ -3,8 +3,12 @@
 import math
 
 import pytest
+import torch
 
-from phasetrain.optim.update.nonfinite import NonFinite
+from phasetrain.distributed import World
+from phasetrain.engine.batch import Batch
+from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite, format_error
+from phasetrain.tasks import Position
 
 
 class TestNonFinite:
@@ -37,3 +41,15 @@ class TestNonFinite:
             "; samples 5, 1, 7; the input has NaN or infinite values in 2 of 3 samples: 1, 7; "
             "the target has NaN or infinite values in 1 of 3 samples: 5)"
         )
+
+    @pytest.mark.parametrize(
+        ("size", "weight", "named"), [(2, 0.0, 1), (2, 0.5, 0), (2, None, 0), (0, 0.0, 0)]
+    )
+    def test_micro_batch_without_weight_is_named(
+        self, size: int, weight: float | None, named: int
+    ) -> None:
+        found = NonFinite(math.nan, (), 1)
+        empty = Batch(torch.ones(2), torch.ones(2), torch.arange(2), size, weight=weight)
+        other = Batch(torch.ones(2), torch.ones(2), torch.arange(2), 2, weight=1.0)
+        found.locate([other, empty], Position("train", updates=0, step=0, where=0.0), World())
+        assert format_error(found, GuardSettings()).count("`weight_of`") == named

@@ -287,6 +287,18 @@ class InputReader:
             )
 
     def _split_content(self, file: str, content: Any) -> Sequence[Any]:
+        if isinstance(content, list) and isinstance(content[0], Tensor):
+            self._reject_single_input(file)
+            rank = self.sample_rank
+            for number, sample in enumerate(content):
+                if rank is not None and sample.ndim != rank:
+                    raise ConfigError(
+                        f"{file}: entry {number} of its list has the shape {tuple(sample.shape)}, "
+                        f"and a sample of the run has {format_count(rank, 'dimension')}; expected "
+                        "a list of samples",
+                        code="predict.wrong_shape",
+                    )
+            return content
         if isinstance(content, Tensor):
             self._reject_single_input(file)
             return self._split_array(file, content)
@@ -394,7 +406,8 @@ def _list_files(path: str) -> list[str]:
 
 
 def _read_array(file: str) -> Any:
-    """Return a tensor, or from a `.pt` file also a mapping of tensors or a list of mappings."""
+    """Return a tensor, or from a `.pt` file also a mapping of tensors, or a list of tensors or of
+    mappings."""
     content = Path(file).read_bytes()
     # Both without pickle, because a pickled object could execute code.
     if file.lower().endswith(".npy"):
@@ -407,10 +420,11 @@ def _read_array(file: str) -> Any:
         # torch's message recommends to load the file without this protection
         raise ValueError("it is not a file of torch.save with a tensor") from error
     samples = array if isinstance(array, list) else [array]
-    if not isinstance(array, Tensor) and not all(map(_is_mapping, samples or [None])):
+    are_tensors = all(isinstance(sample, Tensor) for sample in samples)
+    if not samples or not (are_tensors or all(map(_is_mapping, samples))):
         raise ValueError(
             f"it contains {type(array).__name__}, expected a tensor, a mapping of tensors, or a "
-            "list of such mappings"
+            "list of tensors or of such mappings, with an entry per sample"
         )
     return array
 

@@ -28,7 +28,8 @@ def read_rows(lines: Iterable[str], name: str, columns: Sequence[str]) -> list[T
 
     Raises:
         ConfigError: the header lacks a column of the run, or has one twice.
-        ValueError: a cell is empty or not a number, or rows differ in length; names the line.
+        ValueError: a cell is empty or not a number, rows differ in length, or there is a header
+            alone; names the line.
     """
     rows = [(number, row) for number, row in enumerate(csv.reader(lines), 1) if row]
     if not rows:
@@ -40,6 +41,11 @@ def read_rows(lines: Iterable[str], name: str, columns: Sequence[str]) -> list[T
         positions: Sequence[int] = range(len(first))
     else:
         rows = rows[1:]
+        if not rows:
+            raise ValueError(
+                f"its only line {','.join(first)!r} is taken for a header; expected a line per "
+                "sample, numbers with commas between them"
+            )
         positions = _select_columns(names, name, columns)
     return [_parse_row(number, row, names, positions) for number, row in rows]
 

@@ -6,6 +6,7 @@ from phasetrain.addons.experiments.options import AtOptions, OrderOptions, Relog
 from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
+from phasetrain.runtime.format import format_count
 
 
 def _add_run_folder(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +54,10 @@ def run_order(call: Call) -> Outcome:
     options = read_options(OrderOptions, call.flags)
     with print_log(Terminal(live=False)):
         answer = answer_order(call.flags.run_folder, options)
-    return Outcome(answer.exit_code, text=answer.to_text(), content=answer.to_json())
+    text = answer.to_text()
+    if options.out is not None:
+        text = f"{format_count(len(answer.rows), 'row')} in {options.out}\n{answer.verdict}"
+    return Outcome(answer.exit_code, text=text, content=answer.to_json())
 
 
 def add_relog_arguments(parser: argparse.ArgumentParser) -> None:

@@ -119,10 +119,11 @@ def test_mapping_in_a_file_is_a_sample_or_a_batch(folder: Path, tmp_path: Path) 
         ({"image": torch.zeros(3, 1, 2, 2)}, PredictOptions(arrays="batch"), "predict.wrong_type"),
         (stack(read_samples(3)), PredictOptions(), "predict.ambiguous"),
         (read_samples(1)[0], PredictOptions(arrays="batch"), "predict.unreadable"),
-        ([torch.zeros(1)], PredictOptions(), "predict.unreadable"),
+        ([torch.zeros(1)], PredictOptions(), "predict.wrong_type"),
+        ([], PredictOptions(), "predict.unreadable"),
         (read_samples(3), PredictOptions(top=2), "cli.conflict"),
     ],
-    ids=["tensor", "missing", "ambiguous", "lengths", "list", "top"],
+    ids=["tensor", "missing", "ambiguous", "lengths", "list", "empty", "top"],
 )
 def test_what_is_no_sample_is_rejected(
     folder: Path, tmp_path: Path, content: Any, options: PredictOptions, code: str

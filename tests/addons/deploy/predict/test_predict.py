@@ -450,6 +450,15 @@ def test_lines_of_text_are_samples_of_datasets_of_text(tmp_path: Path) -> None:
     assert [(one.index, one.sample) for one in found] == [(0, "one"), (1, "two")]
 
 
+def test_list_of_tensors_has_a_sample_per_entry(tmp_path: Path) -> None:
+    samples = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
+    torch.save(samples, tmp_path / "a.pt")
+    found = InputReader({}, {"sample_rank": 1}).read([str(tmp_path / "a.pt")])
+    assert [(one.index, one.sample.tolist()) for one in found] == [(0, [1, 2, 3]), (1, [4, 5])]
+    with raises(ConfigError, code="predict.wrong_shape"):
+        InputReader({}, {"sample_rank": 2}).read([str(tmp_path / "a.pt")])
+
+
 class Hostile:
     """What creates a file when it is unpickled."""
 

@@ -85,6 +85,7 @@ def torch_probabilities(folder: Path) -> dict[str, float]:
         ("1,,3\n4,5,6\n", "", "line 1: 'column 2' is empty"),
         (",,\n4,5,6\n", "", "line 1: 'column 1' is empty"),
         ("1,2,O\n4,5,6\n", "", "line 1: 'column 3' is 'O'"),
+        ("12 5 3 4\n", "", "its only line '12 5 3 4' is taken for a header"),
     ],
 )
 def test_row_or_cell_that_has_no_meaning_is_an_error(

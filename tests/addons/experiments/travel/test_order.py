@@ -132,6 +132,10 @@ def test_rows_are_written_to_files(
         rows = list(csv.reader(file))
     assert rows[0] == content["columns"]
     assert [int(row[4]) for row in rows[1:]] == [row[4] for row in content["rows"]]
+    assert (
+        main(["order", str(past), "--update", "3", "--trust", "--out", f"{tmp_path}/all.csv"]) == 0
+    )
+    assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_parquet_has_the_same_rows(
