@@ -258,13 +258,12 @@ class Updater(UpdaterState):
         if not stepping <= self._started:
             # The first update of a parameter creates its state, and fused SGD leaves the state
             # uninitialised if that update is gated.
-            skipped = self._step_at_once(loss, on_skip)
-            if not skipped:
-                self._started |= stepping
-                # A tensor as in later updates, because averages choose their kernels by the type:
-                # this may be the first update after a resume.
-                return torch.zeros((), device=self.gradients.device)
-            return skipped
+            if self._step_at_once(loss, on_skip):
+                return True
+            self._started |= stepping
+            # A tensor as in later updates, because averages choose their kernels by the type: this
+            # may be the first update after a resume.
+            return torch.zeros((), device=self.gradients.device)
         total = torch.zeros((), device=self.gradients.device) if loss is None else loss.detach()
         # Before clipping, which spreads a NaN to all gradients.
         flag = self.gradients.mark_nonfinite(total)
