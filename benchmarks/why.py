@@ -12,6 +12,8 @@ import argparse
 import io
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from time_travel import hash_folder
 from what_if import QUIET
 
 from phasetrain.addons.experiments.options import WhyOptions
@@ -64,7 +67,7 @@ PLANTED = (
 )
 """Task, and how a sample is poisoned; in turn."""
 
-FACTORS = {"digits": 100.0, "table": 300.0, "text": 300.0}
+FACTORS = {"digits": 100.0, "table": 3000.0, "text": 1000.0}
 """Factor of a planted learning rate."""
 
 SEEDS = 20
@@ -84,7 +87,7 @@ def load_poisoned(
     if task == "digits":
         loaded = load_digits()
     elif task == "table":
-        loaded = load_sklearn(data, folds=folds, fold=fold)  # type: ignore[arg-type]
+        loaded = load_sklearn(data, folds=folds, fold=fold)
     else:
         loaded = load_alice(context=context)
     generator = torch.Generator().manual_seed(sample)
@@ -142,8 +145,8 @@ def ask(folder: Path) -> dict[str, Any]:
     }
 
 
-def check(folder: Path, kind: str, number: int) -> dict[str, Any]:
-    """Train a run with something planted, and return the answer next to the truth."""
+def plant(folder: Path, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
+    """Train a run with something planted, and return it with the truth."""
     generator = np.random.default_rng(seed_of(0, "why", kind, number))
     seed = number % SEEDS
     update = int(generator.integers(UPDATES // 2, UPDATES - 10))
@@ -170,9 +173,46 @@ def check(folder: Path, kind: str, number: int) -> dict[str, Any]:
         truth = {"cause": "sample", "update": update, "sample": sample}
     past_run = folder / f"{kind}-{number}"
     train(past_run, *words)
+    return past_run, {"kind": kind, "task": task, "how": how, "truth": truth}
+
+
+def check(folder: Path, kind: str, number: int) -> dict[str, Any]:
+    """Return the answer for a run with something planted, next to the truth."""
+    past_run, planted = plant(folder, kind, number)
     given = ask(past_run)
     shutil.rmtree(past_run)
-    return {"name": past_run.name, "kind": kind, "task": task, "how": how, "truth": truth, **given}
+    return {"name": past_run.name, **planted, **given}
+
+
+def check_kills(folder: Path, kills: int, seconds: float) -> bool:
+    """Kill the command at random moments, print the figures, and return whether nothing was changed
+    and the command then succeeds."""
+    past_run, planted = plant(folder, "sample", 0)
+    before = hash_folder(past_run)
+    answers = Path(f"{past_run}-why")
+    words = [sys.executable, "-m", "phasetrain", "why", str(past_run), "--trust", "--json"]
+    generator = np.random.default_rng(seed_of(0, "kill"))
+    killed = untouched = 0
+    for _ in range(kills):
+        shutil.rmtree(answers, ignore_errors=True)
+        with subprocess.Popen(
+            words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                process.wait(timeout=float(generator.uniform(1, seconds)))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                killed += 1
+        is_whole = all(json.loads(path.read_text())["cause"] for path in answers.glob("*.json"))
+        untouched += hash_folder(past_run) == before and is_whole
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    [sample] = json.loads(done.stdout)["samples"]
+    is_right = sample["id"] == planted["truth"]["sample"]
+    print(
+        f"kill: {killed} of {kills} commands were killed, {untouched} of {kills} changed nothing; "
+        f"the next one was {'right' if is_right else 'WRONG'}"
+    )
+    return untouched == kills and is_right
 
 
 def is_right(row: Mapping[str, Any]) -> bool:
@@ -186,6 +226,8 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=50, help="runs with a poisoned sample")
     parser.add_argument("--rates", type=int, default=50, help="runs with a learning-rate spike")
     parser.add_argument("--clean", type=int, default=20, help="runs without any")
+    parser.add_argument("--kills", type=int, default=10, help="commands to kill")
+    parser.add_argument("--seconds", type=float, default=10, help="latest moment of a kill")
     parser.add_argument("--out", type=Path, default=Path("why.jsonl"))
     flags = parser.parse_args()
     counts = {"clean": flags.clean, "sample": flags.samples, "rate": flags.rates}
@@ -204,7 +246,8 @@ def main() -> int:
                 out.flush()
                 if not is_right(row):
                     print(json.dumps(row))
-    return report(rows)
+        is_safe = not flags.kills or check_kills(Path(scratch), flags.kills, flags.seconds)
+    return max(report(rows), int(not is_safe))
 
 
 def report(rows: list[dict[str, Any]]) -> int:

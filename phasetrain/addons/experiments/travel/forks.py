@@ -46,9 +46,16 @@ class Goal:
     spike: Spike
     sign: float = 1.0
 
-    def is_usual(self, value: float) -> bool:
-        """Return whether the spike is gone."""
-        return self.sign * value <= self.spike.usual
+    def is_gone(self, value: float | None) -> bool:
+        """Return whether a value is no spike any more, and at most half as far above the median; or
+        usual, or None, as of an update without samples."""
+        if value is None:
+            return True
+        spike, value = self.spike, self.sign * value
+        if not isfinite(value):
+            return False
+        is_halved = not value - spike.median > (spike.value - spike.median) / 2
+        return value <= spike.usual or (value <= spike.limit and is_halved)
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Fork:
         change: the change.
         value: the loss or metric; None if the change leaves no sample.
         after: losses of the updates after the spike, if it was removed.
-        removes: whether the value is usual.
+        removes: whether the spike is gone.
     """
 
     update: int
@@ -173,7 +180,7 @@ class Forks:
                 value = visit.metrics.get(split, {}).get(metric, nan)
         except NumericsError:
             value = nan
-        removes = value is None or (isfinite(value) and goal.is_usual(value))
+        removes = goal.is_gone(value)
         after: list[float] = []
         if removes and further and goal.name == "loss":
             try:
@@ -206,8 +213,8 @@ class Forks:
             value = self._train()
         except NumericsError:
             value = nan
-        is_usual = value is None or (isfinite(value) and self.goal.is_usual(value))
-        made = Fork(update, f"with the samples of update {update + 1}", value, (), is_usual)
+        text = f"with the samples of update {update + 1}"
+        made = Fork(update, text, value, (), self.goal.is_gone(value))
         self.forks.append(made)
         return made
 

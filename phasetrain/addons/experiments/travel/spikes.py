@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 WINDOW = 50
 """Number of values before a value that it is compared with."""
 
-LEAST = 12
+LEAST = 20
 """Minimum number of values before a spike."""
 
-DEVIATIONS = 5.0
+DEVIATIONS = 6.0
 """A spike is this many standard deviations above the median."""
 
-USUAL = 0.6
+USUAL = 0.5
 """Share of `DEVIATIONS` up to which a value is usual."""
 
 HIGH = 0.9, 1.2816

@@ -44,7 +44,7 @@ def _draw_answer(answer: Mapping[str, Any]) -> str:
         )
         for fork in map(parse_mapping, answer.get("forks") or ())
     ]
-    parts.append(table(("trained again", str(goal.get("name")), "usual"), rows, cls="figures"))
+    parts.append(table(("trained again", str(goal.get("name")), "no spike"), rows, cls="figures"))
     cost = parse_mapping(answer.get("cost"))
     text = (
         f"cost: {cost.get('replayed')} updates to reach the state, and {cost.get('trained')} in "
