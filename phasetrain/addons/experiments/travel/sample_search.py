@@ -67,14 +67,14 @@ class SampleSearch:
             size = half if ordered is scores else len(scores) - half
             without = self._leave_out(ordered[:size]) if size > 1 else None
             if without is not None and without.removes:
-                return self._narrow(ordered[:size], without)
+                # The first sample alone was not enough.
+                return self._narrow(ordered[:size], without, low=int(ordered is scores))
         return None
 
-    def _narrow(self, group: Sequence[SampleScore], without: Fork) -> Found:
+    def _narrow(self, group: Sequence[SampleScore], without: Fork, low: int) -> Found:
         """Return the smallest part of a group without which there is no spike, a single sample if
-        possible."""
-        # Without the first `low` samples there is a spike, without the first `high` there is none.
-        low, high = 0, len(group)
+        possible; without the first `low` samples there is still a spike."""
+        high = len(group)
         while high - low > 1:
             middle = (low + high) // 2
             fork = self._leave_out(group[:middle])

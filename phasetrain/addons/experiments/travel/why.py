@@ -401,11 +401,13 @@ class _Search:
         return report.gradient_norm
 
     def _find_jump(self) -> tuple[int, float] | None:
-        """Return the update before the spike whose learning rate jumps, and the rate before it."""
+        """Return the last update before the spike whose learning rate jumps, and the rate before
+        it."""
         suspect = self._goal.suspect
+        end = suspect if self._goal.name == "loss" else self._goal.update + 1
         jumps = [
             (update, self._ledger[update - 1].lr)
-            for update in range(suspect - JUMP_REACH, suspect)
+            for update in range(suspect - JUMP_REACH, end)
             if update in self._ledger
             and update - 1 in self._ledger
             and self._ledger[update].lr > JUMP * self._ledger[update - 1].lr > 0
