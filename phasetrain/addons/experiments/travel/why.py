@@ -499,7 +499,7 @@ def _format_sample(sample: dict[str, Any]) -> list[str]:
     if sample.get("seed"):
         lines.append(f"  drawn with augmentation seed {sample['seed']}")
     if sample.get("updates"):
-        lines.append(f"  seen in the updates {join_first(sample['updates'], 12)}")
+        lines.append(f"  all updates with it: {join_first(sample['updates'], 12)}")
     if sample["image"] is not None:
         lines.append("  its picture is in the report and in the file below")
     return lines

@@ -30,12 +30,11 @@ def spikes_section(run: RunReport) -> str:
 
 def _draw_answer(answer: Mapping[str, Any]) -> str:
     goal = parse_mapping(answer.get("goal"))
-    heading = f"Why {goal.get('name')} is {_format(goal.get('value'))} at {goal.get('update')}"
+    heading = (
+        f"Why {goal.get('name')} is {_format(goal.get('value'))} at update {goal.get('update')}"
+    )
     parts = [element("h3", escape_text(heading)), element("p", escape_text(answer["answer"]))]
-    parts += [
-        element("div", _draw_sample(sample), cls="groups")
-        for sample in map(parse_mapping, answer.get("samples") or ())
-    ]
+    parts += [_draw_sample(sample) for sample in map(parse_mapping, answer.get("samples") or ())]
     rows = [
         (
             escape_text(f"update {fork['update']} {fork['change']}"),
@@ -54,22 +53,21 @@ def _draw_answer(answer: Mapping[str, Any]) -> str:
 
 
 def _draw_sample(sample: Mapping[str, Any]) -> str:
-    figures = []
+    pictures = []
     for key, meaning in PICTURES.items():
         url = sample.get(key)
         if isinstance(url, str) and url.startswith(PREFIX):
             picture = f'<img src="{escape_text(url)}" alt="{escape_text(meaning)}">'
-            figures.append(
-                element("figure", picture + element("figcaption", meaning), cls="sample")
-            )
+            pictures.append(element("div", picture + element("span", meaning), cls="sample"))
     lines = [
         f"sample {sample.get('id')}: input {sample.get('input')}; target {sample.get('target')}"
     ]
     if sample.get("text"):
         lines.append(f"text: {sample['text']!r}")
     if sample.get("updates"):
-        lines.append(f"seen in the updates {join_first(sample['updates'], 12)}")
-    return "".join(figures) + element("p", "<br>".join(map(escape_text, lines)))
+        lines.append(f"all updates with it: {join_first(sample['updates'], 12)}")
+    drawn = element("div", "".join(pictures), cls="samples") if pictures else ""
+    return drawn + element("p", "<br>".join(map(escape_text, lines)))
 
 
 def _format(value: Any) -> str:
