@@ -62,10 +62,11 @@ TASKS = {
     ),
 }
 PLANTED = (
-    *(("digits", "noise"), ("table", "target"), ("text", "noise")),
+    *(("digits", "noise"), ("table", "target"), ("text", "target")),
     *(("digits", "extreme"), ("table", "extreme"), ("text", "target")),
 )
-"""Task, and how a sample is poisoned; in turn."""
+"""Task, and how a sample is poisoned, in turn: noise instead of the image, a wrong target, or values
+a thousand times as large."""
 
 FACTORS = {"digits": 100.0, "table": 3000.0, "text": 1000.0}
 """Factor of a planted learning rate."""
@@ -94,13 +95,10 @@ def load_poisoned(
     inputs, targets = loaded.inputs, loaded.targets
     if kind == "extreme":
         inputs[sample] = inputs[sample] * 1000
-    elif kind == "noise" and task == "digits":
+    elif kind == "noise":
         inputs[sample] = 100 * torch.randn(inputs[sample].shape, generator=generator)
     elif task == "text":
-        noise = torch.randint(128, 256, targets[sample].shape, generator=generator)
-        targets[sample] = noise
-        if kind == "noise":
-            inputs[sample] = noise.roll(1)
+        targets[sample] = torch.randint(128, 256, targets[sample].shape, generator=generator)
     else:
         targets[sample] = 20
     return loaded

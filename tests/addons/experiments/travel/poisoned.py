@@ -1,4 +1,4 @@
-"""A dataset with one sample that is wrong, and a hook that spoils one update."""
+"""A dataset with one sample that is wrong, and hooks that spoil one update."""
 
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.data.datasets.digits import load_digits
@@ -25,3 +25,16 @@ class Jump(Hook):
         if run.state.updates + 1 == self.update:
             for group in run.task.updater.optimizer.param_groups:
                 group["lr"] *= 1000
+
+
+class Burst(Hook):
+    """Multiplies the gradient of an update by 10,000."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
+
+    def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Change the gradient after the backward pass."""
+        if run.state.updates + 1 == self.update:
+            for weight in run.task.model.parameters():
+                weight.grad *= 10_000

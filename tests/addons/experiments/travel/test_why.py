@@ -3,7 +3,8 @@
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,22 @@ from raising import raises
 from test_at import list_files
 
 from phasetrain.addons.experiments.options import WhyOptions
-from phasetrain.addons.experiments.travel.forks import Fork, Goal, SampleScore, select_rows
+from phasetrain.addons.experiments.travel.forks import (
+    Fork,
+    Forks,
+    Goal,
+    SampleScore,
+    select_rows,
+    with_clipping,
+    with_float32,
+    with_fresh_optimizer,
+    with_learning_rate,
+    without_samples,
+)
+from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.sample_search import SampleSearch
 from phasetrain.addons.experiments.travel.spikes import Spike
+from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.addons.experiments.travel.why import explain_spike
 from phasetrain.addons.report.page import read_run, render_report
 from phasetrain.cli import main
@@ -46,6 +60,13 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("why") / "poisoned"
     train(folder, *WORDS, *POISON)
     return folder
+
+
+@pytest.fixture(scope="module")
+def visited(clean: Path) -> Iterator[Visit]:
+    """Return the clean run before update 24."""
+    with open_past_run(str(clean)) as past, Visit(past, 24) as visit:
+        yield visit
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +130,44 @@ def test_learning_rate_that_jumps_is_the_cause(jump: Path, clean: Path) -> None:
     # Almost the loss of the run without the hook: the schedule moves a little in an update.
     expected = parse_ledger((clean / FILE).read_bytes())[25].loss
     assert answer["forks"][0]["value"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_large_gradient_is_no_sample_but_clipping_removes_it(tmp_path: Path) -> None:
+    folder = tmp_path / "burst"
+    hook = "+HOOKS.burst={name: poisoned.Burst, update: 24}"
+    train(folder, *WORDS, hook, "OPTIMIZER.clip_norm=1e9")  # it measures the norm
+    answer = ask(folder)
+    assert (answer["cause"], answer["cause_update"]) == ("clip", 24)
+    assert [fork["removes"] for fork in answer["forks"]] == [True] + 4 * [False] + [True]
+    # The batch of the spike is usual one update earlier; half the learning rate is not enough.
+    assert answer["forks"][0]["change"] == "with the samples of update 25"
+    assert answer["forks"][4]["change"] == "with half the learning rate"
+
+
+@pytest.mark.parametrize(
+    ("apply", "is_equal"),
+    [
+        (partial(with_learning_rate, lambda lr: lr), True),
+        (partial(with_learning_rate, lambda lr: 0.5 * lr), False),
+        (partial(with_clipping, 1e9), True),
+        (partial(with_clipping, 1e-3), False),
+        (with_float32, True),  # as it is
+        (with_fresh_optimizer, False),
+        (partial(without_samples, []), True),
+        (partial(without_samples, [3]), False),
+    ],
+)
+def test_changes_that_change_nothing_have_the_bits_of_the_run(
+    visited: Visit, apply: Any, is_equal: bool
+) -> None:
+    ledger = visited.past.ledger
+    assert ledger is not None
+    forks = Forks(visited, Goal("loss", 25, 25, Spike(25, 25, 9.0, 1.0, 5.0, 5.0)), 9, 0)
+    fork = forks.fork(24, "changed", apply)
+    assert fork is not None
+    assert (fork.value == ledger[25].loss) is is_equal
+    assert fork.value == pytest.approx(ledger[25].loss, abs=0.1)
+    assert len(fork.after) == 2
 
 
 def test_jump_of_a_metric_is_explained(jump: Path) -> None:
