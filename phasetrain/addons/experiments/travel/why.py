@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isfinite, nan
@@ -29,7 +29,12 @@ from phasetrain.addons.experiments.travel.forks import (
 from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
 from phasetrain.addons.experiments.travel.sample_search import SampleSearch, name_samples
 from phasetrain.addons.experiments.travel.sample_view import show_sample
-from phasetrain.addons.experiments.travel.spikes import Spike, find_spikes, measure_usual
+from phasetrain.addons.experiments.travel.spikes import (
+    LEAST,
+    Spike,
+    find_spikes,
+    measure_usual,
+)
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.errors import ChangedError, ConfigError, NumericsError, did_you_mean
 from phasetrain.runs.direction import Direction, guess_direction
@@ -95,7 +100,7 @@ class Answer:
         updates: updates of the run.
         limit: maximum number of updates to train.
         path: file of the answer; empty if there is no spike.
-        question: the question, for the text of an answer without a spike.
+        reason: why there is nothing to explain; empty with a goal.
     """
 
     run: str
@@ -110,7 +115,7 @@ class Answer:
     updates: int = 0
     limit: int = 0
     path: str = ""
-    question: str = field(default="")
+    reason: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -121,8 +126,7 @@ class Answer:
     def sentence(self) -> str:
         """The answer in one sentence."""
         if self.goal is None:
-            return self.question
-        name = "loss" if self.goal.name == "loss" else self.goal.name
+            return self.reason
         if self.cause is None:
             tried = [f"update {fork.update} {fork.change}" for fork in self.forks]
             text = f"neither a sample nor a setting alone: tried {join_first(tried, 40)}"
@@ -133,7 +137,7 @@ class Answer:
         if value is None:
             return f"{self.cause.text}: without it the update has no samples"
         return (
-            f"{self.cause.text} the {name} stays at {value:.4g} "
+            f"{self.cause.text} the {self.goal.name} stays at {value:.4g} "
             f"(with: {self.goal.sign * self.goal.spike.value:.4g})"
         )
 
@@ -193,9 +197,10 @@ class Answer:
                 text = f"the whole run without: phasetrain rerun {self.run} --without"
                 lines += ["", f"{text} {','.join(ids)}"]
         cost = self.replayed + self.trained
+        update = goal.suspect if self.cause is None else self.cause.update
         lines += [
             "",
-            f"look at it: phasetrain at {self.run} {goal.suspect}",
+            f"look at it: phasetrain at {self.run} {update}",
             f"cost: {format_count(cost, 'update')} ({self.replayed} replayed, {self.trained} in "
             f"forks), {format_percent(cost, self.updates)} of the run; at most {self.limit}",
             self.path,
@@ -211,7 +216,7 @@ def explain_spike(folder: str, options: WhyOptions) -> Answer:
         options: the question.
 
     Raises:
-        ConfigError: there is no such update (code `why.no_such_update`) or metric
+        ConfigError: there is no such update (codes `why.no_such_update`, `why.too_early`) or metric
             (`why.no_metric`), no ledger (`why.no_ledger`), or the budget is too small for a single
             fork (`why.budget`).
         ChangedError: the updates are not those of the run (code `why.differs`), or config or data
@@ -224,83 +229,73 @@ def explain_spike(folder: str, options: WhyOptions) -> Answer:
                 "the hook `ledger` (HOOKS.ledger={}), which is on by default",
                 code="why.no_ledger",
             )
-        spikes = _find_loss_spikes(past, past.ledger)
-        updates = past.last
+        losses = _read_losses(past, past.ledger)
+        spikes = find_spikes(list(losses), [loss.value for loss in losses.values()])
         try:
-            goal = _choose_goal(past, past.ledger, spikes, options)
+            goal = _choose_goal(past, losses, spikes, options)
         except _NothingToExplainError as reason:
-            return Answer(folder, None, spikes, question=str(reason), updates=updates)
-        limit = int(options.budget * updates)
-        search = _Search(past, past.ledger, goal, limit)
-        answer = replace(search.answer(), spikes=spikes, updates=updates)
-        return _write(past, answer)
+            return Answer(folder, None, spikes, reason=str(reason), updates=past.last)
+        search = _Search(past, past.ledger, goal, int(options.budget * past.last))
+        return _write(past, replace(search.answer(), spikes=spikes, updates=past.last))
 
 
 class _NothingToExplainError(Exception):
     """The value that was asked about is usual."""
 
 
-def _find_loss_spikes(past: PastRun, ledger: Ledger) -> list[Spike]:
-    """Return the spikes of the loss; a run that a loss without a number has stopped ends in one."""
-    losses = [nan if record.is_skipped else record.loss for record in ledger.values()]
-    updates = list(ledger)
-    spikes = find_spikes(updates, losses)
-    if _has_stopped_at_nan(past):
-        spikes = [spike for spike in spikes if spike.last < past.last]
-        spikes.append(_read_loss(past, ledger, past.last + 1))
-    return spikes
-
-
-def _has_stopped_at_nan(past: PastRun) -> bool:
+def _read_losses(past: PastRun, ledger: Ledger) -> dict[int, Spike]:
+    """Return update -> its loss with those before it, whether it is a spike or not; of a run that a
+    loss without a number has stopped, also of the update that it has not made."""
+    losses = {update: nan if row.is_skipped else row.loss for update, row in ledger.items()}
     status = RunView(past.folder.path, past.folder.storage).status
-    return status.state == "failed" and status.reason.startswith(NumericsError.__name__)
-
-
-def _read_loss(past: PastRun, ledger: Ledger, update: int) -> Spike:
-    """Return the loss of an update with those before it, whether it is a spike or not."""
-    losses = [record.loss for number, record in ledger.items() if number < update]
-    value = nan
-    if update in ledger and not ledger[update].is_skipped:
-        value = ledger[update].loss
-    median, usual, limit = (float(array[-1]) for array in measure_usual(np.array([*losses, value])))
-    return Spike(update, update, value, median, usual, limit)
+    if status.state == "failed" and status.reason.startswith(NumericsError.__name__):
+        losses[past.last + 1] = nan
+    values = np.array(list(losses.values()))
+    rows = zip(losses, values.tolist(), *map(np.ndarray.tolist, measure_usual(values)), strict=True)
+    return {update: Spike(update, update, *numbers) for update, *numbers in rows}
 
 
 def _choose_goal(
-    past: PastRun, ledger: Ledger, spikes: Sequence[Spike], options: WhyOptions
+    past: PastRun, losses: Mapping[int, Spike], spikes: Sequence[Spike], options: WhyOptions
 ) -> Goal:
+    folder = past.folder.path
     if options.metric:
-        return _choose_metric(past, ledger, options.metric)
+        return _choose_metric(past, losses, options.metric)
     if options.update is None:
         if not spikes:
             raise _NothingToExplainError(
-                f"no spike in {format_count(len(ledger), 'update')} of {past.folder.path}; "
-                "--update U explains an update that you choose, --metric SPLIT/METRIC a jump of a "
-                "metric"
+                f"no spike in {format_count(len(losses), 'update')} of {folder}; --update U "
+                "explains an update that you choose, --metric SPLIT/METRIC a jump of a metric"
             )
-        spike = max(spikes, key=lambda spike: spike.height)
+        # The one that has ended the run, or the highest.
+        spike = max(spikes, key=lambda spike: (spike.last > past.last, spike.height))
         return Goal("loss", spike.update, spike.update, spike)
-    last = past.last + _has_stopped_at_nan(past)
-    if not 1 <= options.update <= last:
+    chosen = losses.get(options.update)
+    if chosen is None:
         raise ConfigError(
-            f"--update {options.update}: {past.folder.path} has made "
-            f"{format_count(past.last, 'update')}; expected 1 to {last}",
+            f"--update {options.update}: {folder} has made {format_count(past.last, 'update')}; "
+            f"expected one from {min(losses)} to {max(losses)}",
             code="why.no_such_update",
         )
     # The loss may rise only after the update that has made it rise.
-    for update in range(options.update, min(options.update + AFTER, last) + 1):
-        spike = _read_loss(past, ledger, update)
+    for update in range(options.update, options.update + AFTER + 1):
+        spike = losses.get(update, chosen)
         if not spike.value <= spike.usual:
             return Goal("loss", update, update, spike)
-    spike = _read_loss(past, ledger, options.update)
+    if chosen.usual == inf:
+        raise ConfigError(
+            f"--update {options.update}: {LEAST} updates before it are needed to say which losses "
+            f"are usual; expected one from {min(losses) + LEAST} to {max(losses)}",
+            code="why.too_early",
+        )
     raise _NothingToExplainError(
-        f"update {options.update} of {past.folder.path} is no spike, and neither are those after "
-        f"it: its loss is {spike.value:.4g}; the median before it is {spike.median:.4g}, and up to "
-        f"{spike.usual:.4g} is usual"
+        f"update {options.update} of {folder} is no spike, and neither are those after it: its "
+        f"loss is {chosen.value:.4g}; the median before it is {chosen.median:.4g}, and up to "
+        f"{chosen.usual:.4g} is usual"
     )
 
 
-def _choose_metric(past: PastRun, ledger: Ledger, name: str) -> Goal:
+def _choose_metric(past: PastRun, losses: Mapping[int, Spike], name: str) -> Goal:
     """Return the largest jump of a metric between two tests, in the direction that is worse."""
     split, _, metric = name.partition("/")
     lines = [line for line in RunView(past.folder.path, past.folder.storage).lines if line.metrics]
@@ -325,10 +320,10 @@ def _choose_metric(past: PastRun, ledger: Ledger, name: str) -> Goal:
     before, after = measured[place], measured[place + 1]
     half = values[place] + rises[place] / 2 if isfinite(rises[place]) else 2 * values[place]
     spike = Spike(after.updates, after.updates, values[place + 1], values[place], half, half)
-    losses = [
-        _read_loss(past, ledger, update) for update in range(before.updates + 1, after.updates + 1)
-    ]
-    suspect = max(losses, key=lambda loss: loss.height if loss.limit < inf else loss.value)
+    between = [loss for update, loss in losses.items() if before.updates < update <= after.updates]
+    if not between:
+        raise _NothingToExplainError(f"{name} becomes worse without an update between the tests")
+    suspect = max(between, key=lambda loss: loss.height if loss.limit < inf else loss.value)
     return Goal(name, after.updates, suspect.update, spike, sign)
 
 

@@ -211,6 +211,7 @@ def test_command_prints_the_answer(poisoned: Path, capsys: Any) -> None:
     [
         ({"update": 31}, "why.no_such_update"),
         ({"update": 0}, "why.no_such_update"),
+        ({"update": 3}, "why.too_early"),
         ({"metric": "test/los"}, "why.no_metric"),
         ({"budget": 0.1}, "why.budget"),
     ],
