@@ -3,7 +3,7 @@
     python benchmarks/why.py --samples 50 --rates 50 --clean 20 --out why.jsonl
 
 Three tasks (images, a table, text), short runs. A sample gets wrong targets, extreme values or
-noise; a hook multiplies the learning rate of one update. `phasetrain why` looks for the highest
+noise; a hook raises the learning rate of one update. `phasetrain why` looks for the highest
 spike and its cause, with the default budget. A run that is in the file already is not repeated, so
 a killed benchmark continues. The exit code is 1 if a target is missed.
 """
@@ -68,8 +68,8 @@ PLANTED = (
 """Task, and how a sample is poisoned, in turn: noise instead of the image, a wrong target, or values
 a thousand times as large."""
 
-FACTORS = {"digits": 100.0, "table": 3000.0, "text": 1000.0}
-"""Factor of a planted learning rate."""
+RATES = {"digits": 5.0, "table": 3.0, "text": 2.0}
+"""Planted learning rate, hundreds of times the usual one."""
 
 SEEDS = 20
 
@@ -105,22 +105,22 @@ def load_poisoned(
 
 
 class Jump(Hook):
-    """Multiplies the learning rate of one update.
+    """Changes the learning rate of one update.
 
     Args:
         update: the update.
-        factor: the factor.
+        lr: its learning rate.
     """
 
-    def __init__(self, update: int, factor: float) -> None:
+    def __init__(self, update: int, lr: float) -> None:
         self.update = update
-        self.factor = factor
+        self.lr = lr
 
     def on_backward(self, run: Run, phase: Phase, out: StepOutput) -> None:
-        """Change the learning rate after the schedule has set it."""
+        """Change it after the schedule has set it."""
         if run.state.updates + 1 == self.update:
             for group in run.task.updater.optimizer.param_groups:
-                group["lr"] *= self.factor
+                group["lr"] = self.lr
 
 
 def train(folder: Path, *words: str) -> None:
@@ -154,7 +154,7 @@ def plant(folder: Path, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
     words = [*TASKS[task], f"RUN.seed={seed}"]
     truth: dict[str, Any] = {"cause": "none"}
     if kind == "rate":
-        words.append(f"+HOOKS.jump={{name: why.Jump, update: {update}, factor: {FACTORS[task]}}}")
+        words.append(f"+HOOKS.jump={{name: why.Jump, update: {update}, lr: {RATES[task]}}}")
         truth = {"cause": "learning_rate", "update": update}
     elif kind == "sample":
         # The order is that of a run of the same seed and the same number of samples.
