@@ -30,11 +30,11 @@ model = Net()
 phasetrain.fit(
     model,
     DataLoader(data, 8),
-    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0),
+    optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True),
     epochs=5,
     LOSS={"name": "from_model", "with_target": True},
     DATA={"TRAIN": {"inputs": "inputs", "targets": "labels"}},
-    OPTIMIZER={"SCHEDULES": {"lr": {"name": "linear", "end": 0.0}}, "clip_norm": 1.0},
+    OPTIMIZER={"clip_norm": 1.0},
     CHECKPOINT={"every_updates": 5},
     RUN={"dir": "run"},
 )

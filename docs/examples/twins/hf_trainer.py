@@ -43,6 +43,7 @@ arguments = TrainingArguments(
     save_steps=5,
     use_cpu=True,
     learning_rate=1e-2,
+    lr_scheduler_type="constant",
     report_to=[],
     disable_tqdm=True,
 )

@@ -52,16 +52,22 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     assert len(read_trace(path).updates) == 24
 
 
-def test_the_step_that_gives_an_optimizer_its_state_is_no_update(tmp_path: Path) -> None:
+def test_steps_and_passes_that_train_nothing_are_not_recorded(tmp_path: Path) -> None:
     script = WEIGHTS.replace(
         "for epoch",
+        # The step that gives an optimizer its state, one that tabulates a schedule, a dry run.
         "from torch.distributed.checkpoint import state_dict\n"
-        "state_dict.get_optimizer_state_dict(model, optimizer)\nfor epoch",
+        "state_dict.get_optimizer_state_dict(model, optimizer)\n"
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "optimizer.zero_grad()\nfor epoch",
     )
     environment = {**os.environ, FOLDER: str(tmp_path), "PYTHONPATH": str(SITE), OPTIONS: "{}"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     (path,) = tmp_path.glob("trace-*.jsonl")
-    assert len(read_trace(path).updates) == 24
+    updates = read_trace(path).updates
+    assert len(updates) == 24
+    assert [len(update.losses) for update in updates[:2]] == [1, 1]
 
 
 def test_a_checkpoint_of_torch_is_a_file_of_the_run(tmp_path: Path) -> None:

@@ -27,6 +27,17 @@ PAIRS = {
 MODULES = {"lightning_trainer": "lightning", "hf_trainer": "transformers"}
 MODULES |= {"accelerate_loop": "accelerate", "ignite_engine": "ignite"}
 
+OPERATORS = Path(__file__).parents[2] / "end_to_end"
+
+START = (
+    "import runpy, sys\n"
+    "sys.path.insert(0, {folder!r})\n"
+    "from operators import declared_operators\n"
+    "operators = declared_operators()\n"
+    "runpy.run_path({path!r}, run_name='__main__')\n"
+)
+"""Runs a script, also where torchvision has no operators for this build of torch."""
+
 
 def train(script: str, folder: Path, **options: int) -> Trace:
     """Run a script in a folder with the probe of the audit, and return what it has recorded."""
@@ -34,7 +45,8 @@ def train(script: str, folder: Path, **options: int) -> Trace:
     records.mkdir(parents=True)
     environment = {**os.environ, FOLDER: str(records), OPTIONS: json.dumps(options)}
     environment |= {"PYTHONPATH": str(SITE), "PHASETRAIN_WARM_START": "0"}
-    command = [sys.executable, str(TWINS / f"{script}.py")]
+    path = TWINS / f"{script}.py"
+    command = [sys.executable, "-c", START.format(folder=str(OPERATORS), path=str(path))]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == (-9 if "kill_at" in options else 0), done.stderr[-2000:]
     return read_traces(records)[0]
