@@ -60,6 +60,7 @@ def test_a_twin_has_few_changed_lines(script: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", PAIRS)
 def test_a_twin_has_the_losses_of_the_script_and_survives_three_kills(
     script: str, tmp_path: Path
