@@ -259,8 +259,8 @@ class Probe:
 
         def record_zero_grad(this: Any, *args: Any, **kwargs: Any) -> Any:
             result = zero_grad(this, *args, **kwargs)
-            if self.is_on and not self.updates and self.losses:
-                self._forget_dry_run()
+            if self.is_on and self.losses:
+                self._forget_passes()
             return result
 
         owner.zero_grad = record_zero_grad
@@ -395,8 +395,11 @@ class Probe:
             self.losses.append([_digest([value]), float(value)])
         self._own += time.perf_counter() - began
 
-    def _forget_dry_run(self) -> None:
-        """Forget backward passes whose gradients were dropped before the first step."""
+    def _forget_passes(self) -> None:
+        """Forget backward passes whose gradients were dropped before a step, such as a dry run.
+
+        In every update, because closures and optimizers such as SAM do this in each of them.
+        """
         if _have_gradients(self.optimizers):
             return
         self.batches.extendleft(reversed(self.used))

@@ -116,6 +116,22 @@ def test_the_newest_batch_with_the_memory_of_the_input_is_trained(tmp_path: Path
     assert [entry["index"] for entry in recorder.batches] == [3]
 
 
+@pytest.mark.parametrize(("is_kept", "losses"), [(False, []), (True, [[1, 0.5]])])
+def test_passes_whose_gradients_are_dropped_are_forgotten_in_every_update(
+    is_kept: bool, losses: list[Any], tmp_path: Path
+) -> None:
+    recorder = Probe(str(tmp_path), {})
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1) if is_kept else None
+    recorder.optimizers = [torch.optim.SGD([weight])]
+    recorder.updates, recorder.losses = 7, [[1, 0.5]]
+    recorder.used, recorder.batches = [{"index": 1}, {"index": 2}], deque([{"index": 3}])
+    recorder._forget_passes()
+    assert recorder.losses == losses
+    read_ahead = [entry["index"] for entry in recorder.batches]
+    assert read_ahead == ([3] if is_kept else [1, 2, 3])
+
+
 def test_the_stride_follows_the_usual_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Probe(str(tmp_path), {})
     # Steps of 20 ms and 4 ms of digests, of which one waits for the processor: 0.2 / 0.03 = 6.7
