@@ -170,7 +170,7 @@ SAVE = "        if update % 5 == 0:\n"
             "exit code -9",
             marks=pytest.mark.slow,
         ),
-        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not seen"),
+        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not recorded"),
     ],
 )
 def test_a_training_that_cannot_be_audited_is_explained(
