@@ -313,6 +313,53 @@ while steps.update < 36:
 """
 """The loop of torchtitan: distributed checkpoints of stateful parts, its loader; no dropout."""
 
+OLMO = """\
+import os
+import numpy as np
+from olmo_core.data import NumpyDataLoaderConfig, NumpyFSLDatasetConfig, TokenizerConfig
+from olmo_core.nn.transformer import TransformerConfig
+from olmo_core.optim import AdamWConfig, CosWithWarmup
+from olmo_core.train import Duration, TrainerConfig, prepare_training_environment
+from olmo_core.train.callbacks import CheckpointerCallback
+from olmo_core.train.train_module import TransformerTrainModuleConfig
+
+# What torchrun would set for one process.
+os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "FS_LOCAL_RANK": "0"})
+os.environ.update({"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "NUM_NODES": "1"})
+
+
+def main():
+    prepare_training_environment(seed=0, backend=None)
+    np.random.RandomState(0).randint(0, 100, 64 * 32).astype(np.uint8).tofile("tokens.npy")
+    tokenizer = TokenizerConfig(vocab_size=128, eos_token_id=0, pad_token_id=1)
+    model = TransformerConfig.llama_like(
+        d_model=32, vocab_size=tokenizer.padded_vocab_size(), n_layers=2, n_heads=2
+    ).build(init_device="cpu")
+    module = TransformerTrainModuleConfig(
+        rank_microbatch_size=8 * 32,
+        max_sequence_length=32,
+        optim=AdamWConfig(lr=1e-3),
+        max_grad_norm=1.0,
+        scheduler=CosWithWarmup(warmup_steps=5),
+    ).build(model)
+    data = NumpyFSLDatasetConfig(
+        tokenizer=tokenizer, sequence_length=32, paths=["tokens.npy"], work_dir="work"
+    ).build()
+    loader = NumpyDataLoaderConfig(global_batch_size=8 * 32, seed=0).build(data)
+    saver = CheckpointerCallback(save_interval=1000, ephemeral_save_interval=5, save_async=False)
+    TrainerConfig(
+        save_folder="checkpoints",
+        save_overwrite=True,
+        max_duration=Duration.epochs(4),
+        callbacks={"checkpointer": saver},
+    ).build(module, loader).fit()
+
+
+if __name__ == "__main__":
+    main()
+"""
+"""OLMo-core's trainer with a small transformer, which has no dropout, on 64 sequences."""
+
 MMENGINE = """\
 import torch
 from mmengine.model import BaseModel
@@ -667,5 +714,6 @@ RELEASED = [
     Script("a loop with StatefulDataLoader", PLAIN_STATEFUL),
     Script("a loop with StreamingDataLoader of litData", TORCHVISION + LITDATA),
     Script("a loop as torchtitan's, distributed checkpoints", TITAN),
+    Script("OLMo-core, its trainer", TORCHVISION + OLMO),
 ]
 """Scripts as the documentation of a framework has them; what the audit says is a measurement."""

@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    for batch in (64, 128):
+    for batch in (64, 176):
         script = SCRIPT.replace("BATCH", str(batch)).replace("SIZE", str(batch * 10))
         bare, recorded = [], []
         for _ in range(rounds):

@@ -37,8 +37,15 @@ Resolver = Callable[[str], Factory[T] | None]
 """Finds a part of another library by its name without the library's; returns None for a dotted
 path."""
 
+_OF_SAMPLE = (
+    ", or let `facts` of the dataset return it; it is read from the first sample only if this has "
+    "a tensor as its input, and DATA.TRAIN.collate is stack"
+)
+
 _OF_DATASET = MappingProxyType(
     {
+        "channels": _OF_SAMPLE,
+        "input_shape": _OF_SAMPLE,
         "classes": ', or give the dataset a method `def facts(self): return {"classes": 10}`',
         "target": "; a loss or a metric is a function of `output, target` in this order, and a "
         "metric also a phasetrain.meters.Meter, or a number logged by phasetrain.log",

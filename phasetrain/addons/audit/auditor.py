@@ -1,14 +1,18 @@
 """The audit of a training script: is it deterministic, and does it resume?"""
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from phasetrain.addons.audit.compare import (
     Difference,
@@ -45,6 +49,9 @@ EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 """Escape sequences of a terminal."""
+
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that by default end a process without a cleanup."""
 
 WEIGHTS_ONLY_REMEDY = """\
 torch.load(path, weights_only=False)                 # a file that you trust, or save tensors and
@@ -128,7 +135,7 @@ def audit(
     if not command:
         return Audit(NOT_AUDITED, "Not audited: no command was given; it goes behind two dashes.")
     options = Options(None if resume is None else _split(resume), kill_at, updates, quick)
-    with _scratch() as scratch:
+    with _cleanup_on_signals(), _scratch() as scratch:
         try:
             runner = Runner(_split(command), scratch, timeout)
             return _Auditor(runner, options, report).audit()
@@ -138,6 +145,37 @@ def audit(
 
 def _split(command: str | Sequence[str]) -> Sequence[str]:
     return shlex.split(command) if isinstance(command, str) else command
+
+
+class _EndedBySignal(BaseException):
+    """A signal that would have ended the process without a cleanup."""
+
+
+@contextmanager
+def _cleanup_on_signals() -> Iterator[None]:
+    """Let a signal that ends this process do so after the processes and folders of the audit are
+    removed. Signals that the caller handles or ignores, and other threads, are left alone."""
+    received: list[int] = []
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        received.append(number)
+        raise _EndedBySignal
+
+    is_main = threading.current_thread() is threading.main_thread()
+    ending = [
+        number
+        for number in ENDING_SIGNALS
+        if is_main and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in ending:
+        signal.signal(number, unwind)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
+        if received:
+            os.kill(os.getpid(), received[0])
 
 
 @contextmanager
@@ -175,6 +213,7 @@ class _Auditor:
                 f"first one {len(trace.updates)}: it found what the first one has written outside "
                 "of its working folder. Write {run} in the command where it takes its output folder"
             )
+        _check_shared(first, again)
         noise = compare(trace, reference)
         self.noise = {difference.part: difference.update for difference in noise}
         self.report(f"killed after update {kill_at}")
@@ -228,12 +267,10 @@ class _Auditor:
             target = Path(path).resolve()
             if target.is_relative_to(inside) or not target.exists():
                 continue
+            # A temporary file may be; if the second run writes the same one, see `_check_shared`.
             if target.is_relative_to(temporary) and not self.runner.names_folder:
                 continue
-            raise CannotAuditError(
-                f"the script writes {path}, outside of its working folder, where the runs of an "
-                "audit would meet. Write {run} in the command where it takes its output folder"
-            )
+            raise _make_shared_error(path)
 
     def _resume(
         self,
@@ -259,7 +296,8 @@ class _Auditor:
         if start is None:
             start = _start_by_file(killed.trace, trace)
         if start == 0:
-            check = _explain_new_start(name, reference, killed, trace)
+            is_same = self.options.resume is None
+            check = _explain_new_start(name, reference, killed, trace, is_same=is_same)
             findings = [_shorten_place(finding, folder) for finding in check.findings]
             return replace(check, findings=findings), 0, resumed
         if undone:
@@ -377,6 +415,9 @@ class _Auditor:
                 f"The kill after update {kill_at} lost {kill_at - start} updates: the last "
                 f"checkpoint was written after update {start}."
             )
+        optimizers = len({update.optimizer for update in trace.updates})
+        if optimizers > 1:
+            notes.append(f"Each step of one of the {optimizers} optimizers counts as an update.")
         if not trace.updates[0].samples:
             notes.append("No batch came from a DataLoader, so samples were not compared.")
         if len(first.traces) > 1:
@@ -388,6 +429,27 @@ class _Auditor:
             )
         framework = FRAMEWORKS.get(trace.framework, "")
         return Audit(code, sentence, checks, notes, framework)
+
+
+def _check_shared(first: Finished, again: Finished) -> None:
+    """Reject a script whose runs have written the same file, such as one in `/tmp`."""
+    shared = sorted(_list_outside(first) & _list_outside(again))
+    if shared:
+        raise _make_shared_error(shared[0])
+
+
+def _list_outside(run: Finished) -> set[str]:
+    """Return the checkpoints that a run has written elsewhere, and that are still there."""
+    inside = run.folder.resolve()
+    paths = [Path(path).resolve() for after, path in run.trace.files if after]
+    return {str(path) for path in paths if path.exists() and not path.is_relative_to(inside)}
+
+
+def _make_shared_error(path: str) -> CannotAuditError:
+    return CannotAuditError(
+        f"the script writes {path}, outside of its working folder, where the runs of an audit "
+        "would meet. Write {run} in the command where it takes its output folder"
+    )
 
 
 def _require_updates(first: Finished) -> Trace:
@@ -445,12 +507,29 @@ def _explain_failure(name: str, resumed: Finished) -> Check:
     return Check(name, DIFFERS, sentence, [finding])
 
 
-def _explain_new_start(name: str, reference: Trace, killed: Finished, trace: Trace) -> Check:
+def _explain_new_start(
+    name: str, reference: Trace, killed: Finished, trace: Trace, *, is_same: bool
+) -> Check:
+    """Return the answer to a resume that began with the initial weights.
+
+    Args:
+        name: of the check.
+        reference: record of the unbroken run.
+        killed: the run that was killed.
+        trace: record of the second start.
+        is_same: whether the same command was started again.
+    """
     lost = len(killed.trace.updates)
     sentence = f"The second start begins again at update 1: {lost} updates are lost."
     if trace.loads:
         read = Path(trace.loads[0]["path"]).name or "a checkpoint"
         sentence += f" It read {read}, and did not use its weights."
+    elif is_same and killed.trace.files:
+        written = Path(killed.trace.files[-1][1]).name
+        sentence += (
+            f" It was the same command, and did not read {written}; if another command resumes, "
+            'name it: --resume "COMMAND".'
+        )
     line = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
     finding = Finding("start", sentence, line, find_remedy("start", reference.framework), "", 1)
     return Check(name, DIFFERS, sentence, [finding])
@@ -489,8 +568,9 @@ def _explain_noise(changing: Sequence[Difference]) -> str:
 
 
 def _shorten_place(finding: Finding, folder: Path) -> Finding:
-    """Return a finding whose place is relative to the folder of the run, a copy of the user's."""
-    return replace(finding, place=finding.place.removeprefix(f"{folder}/"))
+    """Return a finding whose place is relative to the working folder, or to its copy."""
+    place = finding.place.removeprefix(f"{folder}/").removeprefix(f"{Path.cwd()}/")
+    return replace(finding, place=place)
 
 
 def _start_by_file(killed: Trace, resumed: Trace) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from phasetrain.addons.audit.auditor import Audit, audit
+from phasetrain.addons.audit.auditor import ENDING_SIGNALS, Audit, audit
 from phasetrain.addons.audit.page import write_page
 from phasetrain.addons.audit.runs import CannotAuditError
 
@@ -49,8 +49,8 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def audit_with_flags(flags: argparse.Namespace) -> Audit:
     """Audit the command of parsed flags; say on standard error what is being run."""
-    # So that what was started is ended, and its folders are removed.
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    # So that what was started is ended, its folders are removed, and the verdict says why.
+    previous = {number: signal.signal(number, _interrupt) for number in ENDING_SIGNALS}
     try:
         result = audit(
             flags.behind,
@@ -62,14 +62,15 @@ def audit_with_flags(flags: argparse.Namespace) -> Audit:
             report=_report,
         )
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     if flags.html:
         write_page(result, flags.behind, Path(flags.html))
     return result
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise CannotAuditError("SIGTERM has ended the audit")
+    raise CannotAuditError(f"{signal.Signals(number).name} has ended the audit")
 
 
 def _report(line: str) -> None:

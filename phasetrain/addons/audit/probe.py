@@ -41,7 +41,7 @@ MEASURED = 8
 SHARE = 0.03
 """Largest share of a step that the probe may take."""
 
-SEEN = 1024
+SEEN = 512
 """Maximum number of values of a sample that are digested, spread over all of it."""
 
 LISTED_LEAVES = 4000
@@ -169,6 +169,8 @@ class Probe:
         self._wrap_loader(dataloader.DataLoader, dataloader._BaseDataLoaderIter)
         self._wrap_modules(torch.nn.Module)
         self._wrap_backward(torch)
+        self._wrap_zero_grad(torch.optim.Optimizer)
+        self._wrap_zero_grad(torch.nn.Module)
         self._wrap_restores(torch)
         self._wrap_files(torch)
         sys.addaudithook(self._on_audit_event)
@@ -251,6 +253,17 @@ class Probe:
             return backward(this, *args, **kwargs)
 
         torch.Tensor.backward = record_backward
+
+    def _wrap_zero_grad(self, owner: Any) -> None:
+        zero_grad = owner.zero_grad
+
+        def record_zero_grad(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = zero_grad(this, *args, **kwargs)
+            if self.is_on and self.losses:
+                self._forget_passes()
+            return result
+
+        owner.zero_grad = record_zero_grad
 
     def _wrap_restores(self, torch: Any) -> None:
         scheduler = torch.optim.lr_scheduler.LRScheduler
@@ -382,6 +395,16 @@ class Probe:
             self.losses.append([_digest([value]), float(value)])
         self._own += time.perf_counter() - began
 
+    def _forget_passes(self) -> None:
+        """Forget backward passes whose gradients were dropped before a step, such as a dry run.
+
+        In every update, because closures and optimizers such as SAM do this in each of them.
+        """
+        if _have_gradients(self.optimizers):
+            return
+        self.batches.extendleft(reversed(self.used))
+        self.used, self.losses, self.generators = [], [], None
+
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.is_on:
             return
@@ -398,6 +421,9 @@ class Probe:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self.is_on:
+            return
+        # Not the step of an optimizer that only carries a schedule, for example to tabulate it.
+        if not _have_gradients([optimizer]):
             return
         began = time.perf_counter()
         self.updates += 1
@@ -587,6 +613,12 @@ class _Wrapped(Loader):
 def _add(objects: list[Any], new: Any) -> None:
     if not any(member is new for member in objects):
         objects.append(new)
+
+
+def _have_gradients(optimizers: Iterable[Any]) -> bool:
+    """Return whether a parameter of one of the optimizers has a gradient."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return any(weight.grad is not None for group in groups for weight in group["params"])
 
 
 def _by_class(digests: Iterable[tuple[Any, int]]) -> dict[str, list[int]]:

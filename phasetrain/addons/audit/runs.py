@@ -128,7 +128,10 @@ class Runner:
             environment.setdefault("PYTHONDONTWRITEBYTECODE", "1")
         cwd = Path.cwd() if self.names_folder else folder
         with tempfile.TemporaryFile() as output:
-            exit_code = _wait(words, environment, cwd, output, self.timeout)
+            try:
+                exit_code = _wait(words, environment, cwd, output, self.timeout)
+            finally:
+                _kill_others(str(records))
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()
         return Finished(exit_code, read_traces(records), "\n".join(lines[-TAIL:]), folder)
@@ -166,7 +169,6 @@ def _wait(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        _kill_others(environment[FOLDER])
 
 
 def _kill_others(records: str) -> None:

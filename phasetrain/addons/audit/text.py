@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from phasetrain.addons.audit.auditor import Audit
+from phasetrain.addons.audit.verdict import Check
 
 QUESTIONS = {
     "resume": "after a kill",
@@ -30,8 +31,18 @@ def _lines(audit: Audit) -> Iterator[str]:
                 yield f"     {finding.place}"
             for line in finding.remedy.splitlines():
                 yield f"       {line}"
-        if check.effects and check.findings:
-            yield f"  As a consequence: {', '.join(check.effects)}."
+        if check.findings:
+            yield from _list_effects(check)
     if audit.notes:
         yield ""
         yield from audit.notes
+
+
+def _list_effects(check: Check) -> Iterator[str]:
+    # Samples, weights and a loss follow from a cause. A generator may just not be saved.
+    generators = [part for part in check.effects if part.startswith("generator.")]
+    rest = [part for part in check.effects if part not in generators]
+    if rest:
+        yield f"  As a consequence: {', '.join(rest)}."
+    if generators:
+        yield f"  A consequence, or a cause as well: {', '.join(generators)}."

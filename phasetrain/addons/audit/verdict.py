@@ -162,14 +162,16 @@ def _describe(cause: Difference, samples: Samples | None, resumed: Trace, refere
         return f"{optimizer}'s {words} was not restored."
     if cause.kind == "generator":
         library = GENERATORS.get(name, name)
+        choice = "" if reference.updates[0].samples else ", the choice of samples"
         return (
-            f"{library[0].upper()}{library[1:]} was not restored: dropout and other random "
-            f"operations draw other numbers from update {cause.update} on."
+            f"{library[0].upper()}{library[1:]} was not restored: dropout{choice} and other "
+            f"random operations draw other numbers from update {cause.update} on."
         )
     if cause.kind == "length":
         return (
             f"The training ends after {cause.actual} updates in all, and after {cause.expected} "
-            "without a kill: its counter of updates or epochs was not restored."
+            "without a kill: its counter of updates or epochs was not restored, or early stopping "
+            "decides otherwise."
         )
     if cause.kind in ("option", "schedule"):
         return _describe_option(cause, name, reference)
@@ -224,7 +226,8 @@ def _describe_samples(cause: Difference, samples: Samples | None) -> str:
         "again": "the loader starts its epoch again.",
         "skipped": "batches are skipped that were never trained.",
         "late": f"the order of the samples differs from update {cause.update} on.",
-        "other": "the order of the samples is another one, its generator was not restored.",
+        "other": "the order of the samples is another one, because its generator or epoch was not "
+        "restored.",
     }[samples.pattern]
     return f"{counts}{reason}" if counts else f"{reason[0].upper()}{reason[1:]}"
 

@@ -62,6 +62,14 @@ def register(addon: AddOn) -> None:
             arguments=f"{TRAVEL_COMMANDS}:add_relog_arguments",
         ),
         Command(
+            "why",
+            "RUN_FOLDER [--update U | --spike | --metric SPLIT/METRIC]",
+            "prove which sample or setting made the loss rise: train the updates again without it "
+            "(exit code 9: not found)",
+            f"{TRAVEL_COMMANDS}:run_why",
+            arguments=f"{TRAVEL_COMMANDS}:add_why_arguments",
+        ),
+        Command(
             "find-lr",
             "[OVERRIDE ...]",
             "find a learning rate with a range test",
@@ -161,5 +169,6 @@ def register(addon: AddOn) -> None:
         f"{PACKAGE}.certify.certificate:read_certificate",
     )
     addon.add_service("find_operators", f"{PACKAGE}.operators.preflight:find_operators")
+    addon.add_service("find_spikes", f"{PACKAGE}.travel.spikes:find_spikes")
     addon.add_service("name_operators", f"{PACKAGE}.operators.preflight:name_operators")
     addon.add_service("prepare_training", f"{PACKAGE}.run_keys:prepare_training")

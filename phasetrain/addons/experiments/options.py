@@ -255,3 +255,30 @@ class RelogOptions:
         for flag, value in (("--jobs", self.jobs), ("--every", self.every)):
             if value is not None and value < 1:
                 raise ConfigError(f"{flag} {value}: expected 1 or more", code="cli.usage")
+
+
+@dataclass(frozen=True)
+class WhyOptions:
+    """Which spike to explain, and at which cost.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    update: int | None = option(None, "the update whose loss to explain", metavar="U")
+    spike: bool = option(False, "explain the highest spike of the training loss (default)")
+    metric: str = option(
+        "", "explain the largest jump of a metric, such as test/loss", metavar="SPLIT/METRIC"
+    )
+    budget: float = option(
+        0.1, "updates to train at most, as a share of the run (default: 0.1)", metavar="SHARE"
+    )
+    trust: bool = option(False, TRUST)
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise ConfigError(
+                f"--budget {self.budget:g}: expected a share of the updates of the run above 0, "
+                "such as 0.1",
+                code="cli.usage",
+            )

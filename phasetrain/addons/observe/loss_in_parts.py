@@ -5,13 +5,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from phasetrain.addons.observe.ignored_targets import replace_reported_targets
+from phasetrain.addons.observe.sample_rows import take_rows
 from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
@@ -47,11 +47,11 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
     """Warn if a batch is computed in parts, or a test has several batches, and a custom loss has
     another mean over parts.
 
-    Nothing is compared if the loss declares `coupled`, draws random numbers, changes with each
-    call, or cannot be computed on half a batch; if the task has its own `weight_of`, which may
-    count something other than samples; and if the rows of outputs and targets are not the samples,
-    as after a collate function that concatenates them. Every rank has to call this. The task keeps
-    its state; the global generators move.
+    Nothing is compared if the loss declares `coupled`, or the task has its own `weight_of`, which
+    may count something other than samples. A line says so if a loss cannot be compared: it draws
+    random numbers, it fails for a part of a batch, or the rows of outputs and targets are not the
+    samples, as after a collate function that concatenates them. Every rank has to call this. The
+    task keeps its state; the global generators move.
 
     Args:
         run_spec: the run.
@@ -77,41 +77,104 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
         return
     try:
         out = compute_first_batch(run_spec, task, phase, loss)
-        rows = len(list_tensors(out.output)[0])
-        if rows != out.samples:
-            return
-        # The number of targets, which weights the batches of a loss of torch that ignores some.
-        count = find_target_counter(loss)
-        target = replace_reported_targets(loss, out.target, is_split=bool(splits))
-        with run_spec.machine.apply_settings(), torch.no_grad():
-            means = {
-                mode: compare_means(deepcopy(loss).train(mode), out.output, target, count)
-                for mode in effects
-                if effects[mode]
-            }
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
         return
-    deviating = {
-        mode: pair
-        for mode, pair in means.items()
-        if pair is not None and not math.isclose(*pair, rel_tol=TOLERANCE, abs_tol=1e-6)
-    }
+    wanted = {mode: effects[mode] for mode in effects if effects[mode]}
+    comparisons, reason = _compare_modes(run_spec, loss, out, list(wanted), is_split=bool(splits))
+    if unknown := [text for mode in wanted if not comparisons[mode] for text in wanted[mode]]:
+        log.info(
+            "LOSS: %s cannot be compared over parts of a batch: %s. Unless it is the mean over "
+            "samples, %s; set coupled = True in its class if it compares samples, or coupled = "
+            "False to turn this line off",
+            name_loss(loss),
+            reason,
+            " and ".join(unknown),
+        )
+    deviating = {mode: cut for mode in wanted if (cut := _find_deviation(comparisons[mode]))}
     if not deviating:
         return
-    whole, halves = next(iter(deviating.values()))
+    cut = next(iter(deviating.values()))
     log.warning(
-        "LOSS: %s is %.4g for the first %d samples and %.4g on average over their halves, so %s. "
+        "LOSS: %s is %.4g for the first %d samples and %.4g on average over %s, so %s. "
         "If the loss compares samples with each other, set coupled = True in its class, and "
         "compute batches as a whole. If it is a mean by other weights than samples, return their "
         "sum from `weight_of` of the task; otherwise let it return the mean over samples, or set "
         "coupled = False to accept the difference",
         name_loss(loss),
-        whole,
-        rows,
-        halves,
-        " and ".join(effect for mode in deviating for effect in effects[mode]),
+        cut.whole,
+        out.samples,
+        cut.parts,
+        cut.name,
+        " and ".join(text for mode in deviating for text in wanted[mode]),
     )
+
+
+class _Cut(NamedTuple):
+    """A loss of a batch, and its mean over two parts.
+
+    Attributes:
+        whole: the loss of the batch.
+        parts: the mean over the parts.
+        name: of the parts.
+    """
+
+    whole: float
+    parts: float
+    name: str
+
+
+def _compare_modes(
+    run_spec: RunSpec, loss: nn.Module, out: StepOutput, modes: Sequence[bool], *, is_split: bool
+) -> tuple[dict[bool, list[_Cut]], str]:
+    """Return the comparisons in training mode or not, and why there are none."""
+    comparisons: dict[bool, list[_Cut]] = {mode: [] for mode in modes}
+    try:
+        # The number of targets, which weights the batches of a loss of torch that ignores some.
+        count = find_target_counter(loss)
+        out.target = replace_reported_targets(loss, out.target, is_split=is_split)
+        with run_spec.machine.apply_settings(), torch.no_grad():
+            for mode in modes:
+                comparisons[mode] = _compare_parts(deepcopy(loss).train(mode), out, count)
+    except Exception as error:  # noqa: BLE001 - code of the user, for parts that it never gets
+        return comparisons, f"{type(error).__name__}: {error}".splitlines()[0]
+    return comparisons, "it has another value in each call"
+
+
+def _find_deviation(cuts: Sequence[_Cut]) -> _Cut | None:
+    """Return the first comparison whose values differ by more than rounding."""
+    for cut in cuts:
+        if not math.isclose(cut.whole, cut.parts, rel_tol=TOLERANCE, abs_tol=1e-6):
+            return cut
+    return None
+
+
+def _compare_parts(
+    loss: nn.Module, out: StepOutput, count: Callable[[Tensor], float] | None
+) -> list[_Cut]:
+    """Return the losses of a batch over its halves and over unequal parts, which differ if halves
+    have as many targets by chance; empty if the loss has no fixed value.
+
+    Raises:
+        ValueError: see `compare_means`; also for a single sample.
+    """
+    if out.samples < 2:
+        raise ValueError("the first micro-batch has a single sample")
+
+    def compute(output: Any, target: Any) -> Tensor:
+        value: Tensor = deepcopy(loss)(output, target)  # a loss may change its state
+        return value
+
+    half, quarter = out.samples // 2, max(1, out.samples // 4)
+    names = {quarter: f"parts of {quarter} and {out.samples - quarter} of them"}
+    names[half] = "their halves"
+    cuts = []
+    for first in dict.fromkeys((half, quarter)):
+        pair = compare_means(compute, out.output, out.target, count, out.samples, first)
+        if pair is None:
+            return []
+        cuts.append(_Cut(*pair, names[first]))
+    return cuts
 
 
 def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
@@ -158,12 +221,15 @@ def _check_scalar_outputs(
         out = compute_first_batch(run_spec, task, phase, loss)
         with run_spec.machine.apply_settings():
             names = find_used_scalars(deepcopy(loss).train(), out.output, out.target)
-        if not names:
-            return
-        means = _compare_scalars(run_spec, task, phase)
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
         return
+    means: dict[str, tuple[float, float]] = {}
+    try:
+        if names:
+            means = _compare_scalars(run_spec, task, phase)
+    except Exception as error:  # noqa: BLE001 - such as tensors without a row for each sample
+        log.debug("outputs are not compared over parts: %s: %s", type(error).__name__, error)
     for name in names:
         # A scalar that is random, or missing in eval mode, has no means to compare.
         comparison = "its average over parts may be another value"
@@ -230,8 +296,8 @@ def _compare_scalars(
     def compute(rows: slice, inputs: Any) -> Mapping[str, Any]:
         part = replace(
             batch,
-            input=map_tensors(inputs, lambda tensor: tensor[rows]),
-            target=map_tensors(batch.target, lambda tensor: tensor[rows]),
+            input=take_rows(inputs, rows, samples),
+            target=take_rows(batch.target, rows, samples),
             ids=batch.ids[rows],
             size=len(batch.ids[rows]),
             mask=None,
@@ -288,14 +354,18 @@ def compare_means(
     output: Any,
     target: Any,
     count: Callable[[Tensor], float] | None = None,
+    samples: int | None = None,
+    first: int | None = None,
 ) -> tuple[float, float] | None:
-    """Return the loss of a batch, and the mean over its halves, weighted as micro-batches are.
+    """Return the loss of a batch, and the mean over two parts, weighted as micro-batches are.
 
     Args:
         loss: function of output and target.
-        output: tensors `(N, ...)`, nested in any form.
-        target: tensors `(N, ...)`, nested in any form, or None.
+        output: tensors `(N, ...)`, nested in any form, or lists with N entries.
+        target: the same, or None.
         count: returns the weight of a part with these targets; None: its number of samples.
+        samples: N; by default the rows of the first tensor.
+        first: samples of the first part; by default half of them.
 
     Returns:
         None if the loss has no fixed value, or there are fewer than 2 samples.
@@ -303,19 +373,19 @@ def compare_means(
     Raises:
         ValueError: a tensor does not have one row per sample.
     """
-    tensors = list_tensors([output, target])
-    samples = len(tensors[0])
-    if any(not tensor.ndim or len(tensor) != samples for tensor in tensors):
-        raise ValueError(f"expected tensors of {samples} rows, got another number in one of them")
+    samples = len(list_tensors([output, target])[0]) if samples is None else samples
+    first = samples // 2 if first is None else first
     output = map_tensors(output, _widen)
+    parts = [
+        (end - begin, take_rows((output, target), slice(begin, end), samples))
+        for begin, end in ((0, first), (first, samples))
+    ]
     whole, again = float(loss(output, target)), float(loss(output, target))
     if samples < 2 or whole != again:
         return None
-    half = samples // 2
     weight_sum = value_sum = 0.0
-    for rows in (range(half), range(half, samples)):
-        part = map_tensors([output, target], itemgetter(slice(rows.start, rows.stop)))
-        weight = len(rows) if count is None else count(part[1])
+    for rows, part in parts:
+        weight = rows if count is None else count(part[1])
         if weight:  # the loss of a part without targets is NaN, and a step leaves it out
             weight_sum += weight
             value_sum += weight * float(loss(*part))

@@ -19,3 +19,4 @@ def register(addon: AddOn) -> None:
     addon.add_parts("hook", {"report": "phasetrain.addons.report.hook"})
     addon.add_keys("HOOKS", "phasetrain.addons.report.keys:HookKeys")
     addon.add_service("write_report", "phasetrain.addons.report.page:write_report")
+    addon.add_service("normalize_pixels", "phasetrain.addons.report.images:normalize_pixels")

@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 STEPS = 2
 """Number of steps before the save, and after it."""
 
+COMPUTED = ("LOSS", "MODEL")
+"""Sections whose values a custom task computes too."""
+
 MAX_PATHS = 4
 """Number of names in a message."""
 
@@ -297,6 +300,14 @@ def _describe_difference(task: Task, difference: Difference, lost: list[Held], p
     cause = difference.cause
     if key == "DATA":
         key = f"DATA.{phase.data.upper()}"
+    elif key in COMPUTED and lost and {held.part for held in lost} == {"task"}:
+        key = "TASK"
+        cause = (
+            f"{type(task).__name__} changes what `stateful()` does not return: add it there, as an "
+            "object with state_dict and load_state_dict "
+            '(`return {**super().stateful(), "carried": self.carried}`), or draw from torch\'s '
+            "global generator"
+        )
     elif not lost and _may_kernels_differ(task):
         key = "MACHINE.deterministic = false"
         cause = (

@@ -7,16 +7,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import phasetrain
-from phasetrain.addons.audit.auditor import Audit, Options, _Auditor, _explain_failure, audit
+from phasetrain.addons.audit.auditor import (
+    Audit,
+    Options,
+    _Auditor,
+    _check_shared,
+    _explain_failure,
+    _explain_new_start,
+    audit,
+)
 from phasetrain.addons.audit.page import write_page
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
-from phasetrain.addons.audit.trace import Trace
+from phasetrain.addons.audit.text import format_audit
+from phasetrain.addons.audit.trace import Trace, Update
+from phasetrain.addons.audit.verdict import Check, Finding
 from phasetrain.cli.main import main
 
 SCRIPT = """
@@ -159,7 +170,7 @@ SAVE = "        if update % 5 == 0:\n"
             "exit code -9",
             marks=pytest.mark.slow,
         ),
-        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not seen"),
+        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not recorded"),
     ],
 )
 def test_a_training_that_cannot_be_audited_is_explained(
@@ -258,7 +269,28 @@ def test_it_runs_where_only_torch_is_installed(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout[:12]) == (2, "Not audited:")
 
 
-def test_an_audit_that_is_ended_leaves_neither_folders_nor_processes(tmp_path: Path) -> None:
+LIBRARY = (
+    "import signal\n"
+    "from phasetrain.addons.audit.auditor import audit\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "audit([{python!r}, '-c', {script!r}])\n"
+)
+"""Asks for an audit from Python, as a test does."""
+
+
+@pytest.mark.parametrize(
+    ("caller", "number", "exit_code"),
+    [
+        ("command", signal.SIGTERM, 2),
+        # The process ends as it would have without an audit.
+        ("library", signal.SIGTERM, -signal.SIGTERM),
+        ("library", signal.SIGHUP, -signal.SIGHUP),
+        ("library", signal.SIGINT, -signal.SIGINT),
+    ],
+)
+def test_an_audit_that_is_ended_leaves_neither_folders_nor_processes(
+    caller: str, number: int, exit_code: int, tmp_path: Path
+) -> None:
     pid = tmp_path / "pid"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -267,19 +299,78 @@ def test_an_audit_that_is_ended_leaves_neither_folders_nor_processes(tmp_path: P
         f"pathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
         "time.sleep(60)\n"
     )
-    words = [sys.executable, "-m", "phasetrain", "audit", "--", sys.executable, "-c", script]
+    words = ["-m", "phasetrain", "audit", "--", sys.executable, "-c", script]
+    if caller == "library":
+        words = ["-c", LIBRARY.format(python=sys.executable, script=script)]
     with subprocess.Popen(
-        words,
+        [sys.executable, *words],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
         while process.poll() is None and not (pid.exists() and pid.read_text()):
             time.sleep(0.05)
-        process.terminate()
+        process.send_signal(number)
         output, _ = process.communicate(timeout=30)
-    assert (process.returncode, output[:12]) == (2, "Not audited:")
+    assert process.returncode == exit_code
+    assert output.startswith("Not audited:") == (caller == "command")
     assert list(scratch.iterdir()) == []
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_shared"),
+    [
+        (("elsewhere/last.pt", "elsewhere/last.pt"), True),
+        (("elsewhere/a.pt", "elsewhere/b.pt"), False),  # a new temporary file in each run
+        (("elsewhere/gone.pt", "elsewhere/gone.pt"), False),
+        (("first/last.pt", "again/last.pt"), False),
+    ],
+)
+def test_runs_that_write_the_same_file_are_not_compared(
+    names: tuple[str, str], is_shared: bool, tmp_path: Path
+) -> None:
+    for folder in ("first", "again", "elsewhere"):
+        tmp_path.joinpath(folder).mkdir()
+    runs = []
+    for folder, name in zip(("first", "again"), names, strict=True):
+        path = tmp_path / name
+        if path.stem != "gone":
+            path.touch()
+        runs.append(Finished(0, [Trace(files=[(5, str(path))])], "", tmp_path / folder))
+    with pytest.raises(CannotAuditError) if is_shared else nullcontext() as caught:
+        _check_shared(*runs)
+    assert not is_shared or "elsewhere/last.pt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("loads", "is_same", "words"),
+    [
+        (
+            (),
+            True,
+            'did not read gan.pth; if another command resumes, name it: --resume "COMMAND".',
+        ),
+        ((), False, "updates are lost."),
+        (({"path": "/run/gan.pth", "place": "gan.py:9"},), True, "It read gan.pth, and did not"),
+    ],
+)
+def test_a_new_start_says_what_was_read(loads: tuple[Any, ...], is_same: bool, words: str) -> None:
+    update = Update(1, (), (), (), (), {}, None, None, {}, "gan.py:3", "gan.py:7")
+    killed = Finished(-9, [Trace([update], files=[(1, "/run/gan.pth")])], "", Path())
+    trace = Trace([update], loads=loads)
+    check = _explain_new_start("resume", killed.trace, killed, trace, is_same=is_same)
+    assert words in check.sentence
+    assert check.findings[0].code == "start"
+
+
+def test_a_generator_that_differs_may_be_a_cause_as_well() -> None:
+    finding = Finding("samples", "The order differs.")
+    check = Check("resume", 1, "Not exact.", [finding], ["generator.torch", "loss", "weights"])
+    assert format_audit(Audit(1, "Not exact.", [check])).splitlines()[-2:] == [
+        "  As a consequence: loss, weights.",
+        "  A consequence, or a cause as well: generator.torch.",
+    ]

@@ -52,16 +52,22 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     assert len(read_trace(path).updates) == 24
 
 
-def test_the_step_that_gives_an_optimizer_its_state_is_no_update(tmp_path: Path) -> None:
+def test_steps_and_passes_that_train_nothing_are_not_recorded(tmp_path: Path) -> None:
     script = WEIGHTS.replace(
         "for epoch",
+        # The step that gives an optimizer its state, one that tabulates a schedule, a dry run.
         "from torch.distributed.checkpoint import state_dict\n"
-        "state_dict.get_optimizer_state_dict(model, optimizer)\nfor epoch",
+        "state_dict.get_optimizer_state_dict(model, optimizer)\n"
+        "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0).step()\n"
+        "model(torch.ones(2, 4)).sum().backward()\n"
+        "optimizer.zero_grad()\nfor epoch",
     )
     environment = {**os.environ, FOLDER: str(tmp_path), "PYTHONPATH": str(SITE), OPTIONS: "{}"}
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
     (path,) = tmp_path.glob("trace-*.jsonl")
-    assert len(read_trace(path).updates) == 24
+    updates = read_trace(path).updates
+    assert len(updates) == 24
+    assert [len(update.losses) for update in updates[:2]] == [1, 1]
 
 
 def test_a_checkpoint_of_torch_is_a_file_of_the_run(tmp_path: Path) -> None:
@@ -108,6 +114,22 @@ def test_the_newest_batch_with_the_memory_of_the_input_is_trained(tmp_path: Path
     recorder._match((batch,), {})
     assert [entry["index"] for entry in recorder.used] == [2]
     assert [entry["index"] for entry in recorder.batches] == [3]
+
+
+@pytest.mark.parametrize(("is_kept", "losses"), [(False, []), (True, [[1, 0.5]])])
+def test_passes_whose_gradients_are_dropped_are_forgotten_in_every_update(
+    is_kept: bool, losses: list[Any], tmp_path: Path
+) -> None:
+    recorder = Probe(str(tmp_path), {})
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1) if is_kept else None
+    recorder.optimizers = [torch.optim.SGD([weight])]
+    recorder.updates, recorder.losses = 7, [[1, 0.5]]
+    recorder.used, recorder.batches = [{"index": 1}, {"index": 2}], deque([{"index": 3}])
+    recorder._forget_passes()
+    assert recorder.losses == losses
+    read_ahead = [entry["index"] for entry in recorder.batches]
+    assert read_ahead == ([3] if is_kept else [1, 2, 3])
 
 
 def test_the_stride_follows_the_usual_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import phasetrain
 from phasetrain.addons.observe.loss_in_parts import compare_means
+from phasetrain.addons.observe.sample_rows import take_rows
 from phasetrain.engine.batch import Batch
 from phasetrain.tasks.supervised import Supervised
 
@@ -66,7 +67,7 @@ def fit(folder: Path, loss: Any, **changes: Any) -> phasetrain.RunResult:
 
 def list_warnings(folder: Path) -> list[str]:
     lines = (folder / "log.txt").read_text().splitlines()
-    return [line for line in lines if "average over their halves" in line]
+    return [line for line in lines if " on average over " in line]
 
 
 @pytest.mark.feature(
@@ -159,7 +160,46 @@ def test_ignored_targets_have_one_warning(loss: nn.Module, accumulate: int, tmp_
     assert len([line for line in lines if " WARNING LOSS: " in line]) == 1
 
 
-@pytest.mark.parametrize("loss", [Declared(), Noisy(), Rows(), nn.MSELoss(), mse_loss])
+class Weighing(nn.Module):
+    """Weights the sides of zero by their losses, which it keeps; not in tests."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.ones(2))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        losses = (output - target).square().mean(1)
+        side = nn.functional.one_hot((target[:, 0] > 0).long(), 2).float()
+        means = losses @ side / side.sum(0).clamp_min(1)
+        if self.training:
+            self.weights = (self.weights.log() + means.detach()).softmax(0)
+        return (self.weights * means).sum()
+
+
+class Averaging(Rows):
+    """Keeps an average of its values."""
+
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        value = super().forward(output, target)
+        self.average = 0.9 * self.average + 0.1 * value.detach()
+        return value
+
+
+def test_loss_that_changes_with_each_call_is_compared_from_the_same_state(tmp_path: Path) -> None:
+    fit(tmp_path, Weighing())
+    (line,) = list_warnings(tmp_path)
+    assert "OPTIMIZER.accumulate = 2" in line
+
+
+@pytest.mark.parametrize("loss", [Declared(), Noisy(), Rows(), Averaging(), nn.MSELoss(), mse_loss])
 def test_other_losses_are_accepted(loss: Any, tmp_path: Path) -> None:
     fit(tmp_path, loss)
     assert list_warnings(tmp_path) == []
@@ -248,6 +288,12 @@ def test_rows_of_a_collate_function_that_concatenates_are_not_cut(tmp_path: Path
     batches = {"batch_size": 8, "collate": f"{__name__}.concatenate"}
     fit(tmp_path, group_mean, train=Groups(), DATA={"TRAIN": batches})
     assert list_warnings(tmp_path) == []
+    (line,) = [
+        line
+        for line in (tmp_path / "log.txt").read_text().splitlines()
+        if "INFO LOSS: group_mean cannot be compared over parts" in line
+    ]
+    assert "OPTIMIZER.accumulate = 2 changes the loss" in line
 
 
 class WeightedByRows(Supervised):
@@ -255,6 +301,59 @@ class WeightedByRows(Supervised):
 
     def weight_of(self, batch: Batch) -> float:
         return 2.0 * batch.size
+
+
+class Objects(Dataset[tuple[Tensor, Tensor]]):
+    """Samples with 1, 3, 3, 1, ... numbers, so that halves of 4 samples have as many."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return INPUTS[index], INPUTS[index, :1] + torch.arange((1, 3, 3, 1)[index % 4])
+
+
+def collate_lists(samples: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    return torch.stack([inputs for inputs, _ in samples]), [numbers for _, numbers in samples]
+
+
+def object_mean(output: Tensor, target: list[Tensor]) -> Tensor:
+    """Is the mean over the numbers of all samples."""
+    pairs = zip(output[:, :1], target, strict=True)
+    return torch.cat([(row - numbers).abs() for row, numbers in pairs]).mean()
+
+
+def mean_of_samples(output: Tensor, target: list[Tensor]) -> Tensor:
+    """Is the mean over samples of the mean over their numbers."""
+    pairs = zip(output[:, :1], target, strict=True)
+    return torch.stack([(row - numbers).abs().mean() for row, numbers in pairs]).mean()
+
+
+@pytest.mark.parametrize(("loss", "warnings"), [(object_mean, 1), (mean_of_samples, 0)])
+def test_lists_with_an_entry_per_sample_are_cut_by_entries_into_unequal_parts_too(
+    loss: Any, warnings: int, tmp_path: Path
+) -> None:
+    batches = {"batch_size": 8, "collate": f"{__name__}.collate_lists"}
+    batches["sampler"] = {"name": "sequential"}
+    fit(tmp_path, loss, train=Objects(), DATA={"TRAIN": batches})
+    lines = list_warnings(tmp_path)
+    assert len(lines) == warnings
+    assert all("over parts of 1 and 3 of them" in line for line in lines)
+    assert "cannot be compared" not in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "first"),
+    [
+        ({"a": torch.arange(3), "b": None}, {"a": torch.arange(1), "b": None}),
+        ([torch.zeros(2), torch.zeros(1), torch.zeros(0)], [torch.zeros(2)]),
+        (({"n": torch.zeros(2, 4)}, {"n": torch.zeros(0, 4)}, {}), ({"n": torch.zeros(2, 4)},)),
+        ([1, 2, 3], [1]),
+        ([torch.zeros(3, 2)] * 3, [torch.zeros(1, 2)] * 3),  # three heads
+    ],
+)
+def test_rows_of_nested_values(value: Any, first: Any) -> None:
+    torch.testing.assert_close(take_rows(value, slice(0, 1), 3), first)
 
 
 def test_losses_of_tasks_with_weights_are_not_compared(tmp_path: Path) -> None:
@@ -343,5 +442,5 @@ def test_means_of_a_batch_and_of_its_halves() -> None:
     halved = compare_means(mse_loss, output.bfloat16(), target)
     assert halved == pytest.approx((41 / 3, 41 / 3))
     assert compare_means(mse_loss, output[:1], target[:1]) is None
-    with pytest.raises(ValueError, match="3 rows"):
+    with pytest.raises(ValueError, match="each of the 3 samples"):
         compare_means(mse_loss, output, target[:2])

@@ -115,6 +115,20 @@ class OwnAttribute(OwnNoise):
         self.generator = torch.Generator()
 
 
+class Carrying(Supervised):
+    """Adds the mean of the outputs of the last batch to the outputs."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.means: dict[str, Tensor] = {}
+
+    def output_of(self, batch: Batch) -> Tensor:
+        name = "train" if self.model.training else "test"
+        output: Tensor = super().output_of(batch) + self.means.get(name, 0.0)
+        self.means[name] = output.detach().mean(0)
+        return output
+
+
 class Scaled(nn.CrossEntropyLoss):
     def __init__(self) -> None:
         super().__init__()
@@ -224,6 +238,7 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ([f"LOSS={{name: {HERE}.OwnLoss}}"], "LOSS", "`rng` of LOSS"),
         ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
         ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
+        ([f"TASK.name={HERE}.Carrying"], "TASK", "what `stateful()` does not return"),
         ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
         ([*SCALING, f"LOSS={{name: {HERE}.Scaled}}"], "LOSS", "`scale` of LOSS"),
         ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),

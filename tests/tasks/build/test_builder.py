@@ -338,6 +338,17 @@ class TestParts:
         # Only required parameters: what a default covers stays as it was.
         assert "input_shape" not in data["train"].facts
 
+    def test_shape_is_not_read_for_other_collate_functions(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "plain_parts.py").write_text(PLAIN)
+        monkeypatch.syspath_prepend(tmp_path)
+        words = ["experiment=null", "DATA.TRAIN.dataset=plain_parts.plain", "MODEL=null"]
+        words += ["MODEL.name=plain_parts.Net", "DATA.TRAIN.collate=list"]
+        with raises(ConfigError, code="config.missing_parameter") as caught:
+            built(*words)
+        assert str(caught.value).count("DATA.TRAIN.collate is stack") == 2
+
     def test_weights_that_are_loaded_again_are_reported_once(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:

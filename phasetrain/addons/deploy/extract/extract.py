@@ -2,7 +2,9 @@
 (RUN.engine=extract)."""
 
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -37,6 +39,7 @@ from phasetrain.engine.plan import Phase, PhaseTable, Plan
 from phasetrain.errors import SHAPE_ERRORS, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.machine import mix_seed, reseed, seed_of
 from phasetrain.tasks import TASKS, SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
@@ -48,6 +51,9 @@ from phasetrain.tasks.shape_errors import (
 )
 
 log = logging.getLogger(__name__)
+
+MAX_NAMES = 4
+"""Number of targets in a warning."""
 
 NOT_READ = ("batch_size", "micro_batch_size", "sampler", "drop_last", "batch_transforms")
 """Keys of a split without effect on its rows, or recorded under other names."""
@@ -123,6 +129,7 @@ class _Extraction:
         self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
         self._stream = seed_of(setup.config.RUN.seed, "extract", name)
         self._is_scalar_reported = False
+        self._skipped_targets: set[str] = set()
         # Shape of the rows of each column, without the rows of other ranks.
         self._shapes: dict[str, torch.Size] = {}
 
@@ -216,29 +223,53 @@ class _Extraction:
             raise ConfigError(
                 f"{sentence}, of DATA.{self.name.upper()}{advice}", code="config.misfit"
             ) from error
-        columns = {"id": batch.ids, **flatten_outputs("target", batch.target)}
+        columns = {"id": batch.ids, **self._select_targets(batch)}
         if self.section.predictions:
             columns |= self._make_predictions(output, columns)
         columns |= {f"{LAYER}{name}": value for name, value in self.layers.pop_outputs().items()}
         for name, value in columns.items():
             if not value.ndim or len(value) != len(batch.ids):
                 key, advice = "EXTRACT.layers", "name another layer"
-                in_python = (
-                    "or use task.predict in Python, if a sample has many rows as a graph has"
-                )
-                if name.startswith("target"):
-                    key = f"DATA.{self.name.upper()}"
-                    advice = f"let the collate function return one target per sample, {in_python}"
                 if name.startswith("scores"):
                     key = "EXTRACT.predictions = true"
                     advice = (
-                        f"let the model return it in training only, set it to false, {in_python}"
+                        "let the model return it in training only, set it to false, or use "
+                        "task.predict in Python, if a sample has many rows as a graph has"
                     )
                 raise ConfigError(
                     f"{key}: {name} has shape {tuple(value.shape)} for a batch of "
                     f"{len(batch.ids)} samples, expected a row for each sample; {advice}"
                 )
         return {name: _to_saved_type(value) for name, value in columns.items()}
+
+    def _select_targets(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the targets that have rows, and warn once of the others."""
+        columns = flatten_outputs("target", batch.target)
+        samples = len(batch.ids)
+        # Entries of a list that belong to samples, such as the boxes of each image, have one name.
+        names = {column: re.sub(r"\.\d+(?=\.|$)", ".*", column, count=1) for column in columns}
+        counts = Counter(names.values())
+        without_rows = {
+            names[column] if counts[names[column]] == samples else column
+            for column, value in columns.items()
+            if not value.ndim or len(value) != samples
+        }
+        if new := without_rows - self._skipped_targets:
+            self._skipped_targets |= new
+            log.warning(
+                "extract: targets of %s are left out, since they have no row for each sample: %s. "
+                "DATA.%s.targets=[] reads none. In Python, task.predict takes samples with many "
+                "rows, as a graph has",
+                self.name,
+                join_first(sorted(new), MAX_NAMES),
+                self.name.upper(),
+            )
+        skipped = self._skipped_targets
+        return {
+            column: value
+            for column, value in columns.items()
+            if not {column, names[column]} & skipped
+        }
 
     def _make_predictions(self, output: Any, columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the scores of a batch, and the labels of those that classify.

@@ -1,8 +1,13 @@
-"""The commands that look at the past of a run: `at`, `order` and `relog`."""
+"""The commands that look at the past of a run: `at`, `order`, `relog` and `why`."""
 
 import argparse
 
-from phasetrain.addons.experiments.options import AtOptions, OrderOptions, RelogOptions
+from phasetrain.addons.experiments.options import (
+    AtOptions,
+    OrderOptions,
+    RelogOptions,
+    WhyOptions,
+)
 from phasetrain.cli.options import add_options, read_options
 from phasetrain.cli.output import Outcome
 from phasetrain.cli.parsing import Call
@@ -78,3 +83,21 @@ def run_relog(call: Call) -> Outcome:
     with print_log(Terminal(live=False)):
         done = relog(call.flags.run_folder, options)
     return Outcome(text=done.to_text(), content=asdict(done))
+
+
+def add_why_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare run and question."""
+    _add_run_folder(parser)
+    add_options(parser, WhyOptions, exclusive=("update", "spike", "metric"))
+
+
+def run_why(call: Call) -> Outcome:
+    """Find the cause of a spike."""
+    from phasetrain.addons.experiments.travel.why import explain_spike
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    options = read_options(WhyOptions, call.flags)
+    with print_log(Terminal(live=False)):
+        answer = explain_spike(call.flags.run_folder, options)
+    return Outcome(answer.exit_code, text=answer.to_text(), content=answer.to_json())

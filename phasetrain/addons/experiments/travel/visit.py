@@ -308,16 +308,11 @@ class Visit:
         number = self.update
         task = self.task
         before = _copy_tensors(task.model.state_dict())
-        self._keeper.measures_norm = True
-        out = self.engine.compute(self.batches)
-        self._keeper.measures_norm = False
-        norm = task.updater.gradients.norm
-        if norm is None:
-            norm = self._keeper.norm
+        out, norm = self._compute()
         report = StepReport(
             number,
             float(out.loss),
-            None if norm is None else float(norm),
+            norm,
             task.updater.lr,
             out.samples,
             None,
@@ -329,6 +324,14 @@ class Visit:
         differs = self._compare(number)
         self._moved(self)
         return replace(report, differs=None if differs is None else tuple(differs))
+
+    def train(self) -> tuple[float, float | None]:
+        """Train the update with the present batches, compare nothing, and move on to the next one;
+        return the mean loss over its samples and the norm of the gradient."""
+        out, norm = self._compute()
+        self.engine.finish(out)
+        self._advance()
+        return float(out.loss), norm
 
     def diff(self, update: int) -> Changes:
         """Return how the tensors of the present state differ from those before another update.
@@ -347,9 +350,29 @@ class Visit:
             self.task.restore(SavedTask(_copy_tensors(now)), "computed")
         return compare_tensors(_name_tensors(other), _name_tensors(now))
 
+    @property
+    def metrics(self) -> Mapping[str, Mapping[str, float]]:
+        """Split -> metrics of its last phase since the last move."""
+        return self._keeper.metrics
+
+    def has_state(self, update: int) -> bool:
+        """Return whether the state before an update is in memory."""
+        return update - 1 in self._cache
+
     def close(self) -> None:
         """Leave the run."""
         self._stack.close()
+
+    def _compute(self) -> tuple[StepOutput, float | None]:
+        """Train the update; return its output and the norm of the gradient before clipping."""
+        self._keeper.norm = None
+        self._keeper.measures_norm = True
+        out = self.engine.compute(self.batches)
+        self._keeper.measures_norm = False
+        norm = self.task.updater.gradients.norm
+        if norm is None:
+            norm = self._keeper.norm
+        return out, None if norm is None else float(norm)
 
     def _begin(self, update: int) -> None:
         """Build the run at the nearest state before an update."""
@@ -461,6 +484,7 @@ class _Keeper(Hook):
         measures_norm: whether to measure the gradient of the current update.
         norm: Euclidean norm of the gradient, over the weights of the main optimizer; None if no
             weight has a gradient.
+        metrics: split -> metrics of its last phase.
     """
 
     main_only = False
@@ -470,6 +494,7 @@ class _Keeper(Hook):
         self._offer = keep
         self.measures_norm = False
         self.norm: Tensor | None = None
+        self.metrics: dict[str, dict[str, float]] = {}
 
     def on_start(self, run: Run) -> None:
         """Restore the state."""
@@ -499,6 +524,7 @@ class _Keeper(Hook):
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Offer the state after a phase, which does not need to be run again."""
+        self.metrics[phase.split] = dict(metrics)
         self._offer(run)
 
 

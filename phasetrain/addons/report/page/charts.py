@@ -37,6 +37,13 @@ TRAINING = {
 """Curve of train steps -> title and meaning."""
 
 
+LOSS_CHART = "train-loss"
+"""Name of the plot of the training loss."""
+
+MAX_SPIKES = 10
+"""Maximum number of spikes that are marked, the highest ones."""
+
+
 @dataclass(frozen=True)
 class Line:
     """One line of a plot.
@@ -120,17 +127,31 @@ def run_charts(runs: Sequence[RunReport]) -> list[Chart]:
     epoch_updates = lengths.pop() if len(lengths) == 1 else 0
     # The marks of several runs could not be told apart.
     marks = runs[0].marks if len(runs) == 1 else []
+    spikes = list_spike_marks(runs[0]) if len(runs) == 1 else []
     later = {name for run in runs for name in run.later_names}
     added = {make_slug(name) for name in later} | {f"train-{make_slug(name)}" for name in later}
     return [
         replace(
             chart,
             note="added later by phasetrain relog" if chart.name in added else chart.note,
-            marks=marks,
+            marks=[*marks, *spikes] if chart.name == LOSS_CHART else marks,
             epoch_updates=epoch_updates,
         )
         for chart in (*metrics, *training, *others[:MAX_METRICS])
         if chart.lines
+    ]
+
+
+def list_spike_marks(run: RunReport) -> list[Mark]:
+    """Return marks of the highest spikes of the training loss, with a link to `spikes_section`."""
+    highest = sorted(run.spikes, key=lambda spike: -spike.height)[:MAX_SPIKES]
+    return [
+        Mark(
+            float(spike.update),
+            f"spike, {spike.value:.4g} after a median of {spike.median:.4g}",
+            f"spike-{spike.update}",
+        )
+        for spike in sorted(highest, key=lambda spike: spike.update)
     ]
 
 

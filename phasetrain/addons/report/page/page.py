@@ -17,6 +17,7 @@ from phasetrain.addons.report.page.sections import (
     metrics_section,
     steps_section,
 )
+from phasetrain.addons.report.page.spikes import spikes_section
 from phasetrain.addons.report.page.svg import draw_figure
 from phasetrain.addons.report.page.tiles import runs_table, tiles_section
 from phasetrain.runs.records import READ_ERRORS
@@ -133,6 +134,7 @@ def _section_makers(
         SUMMARY: lambda: tiles_section(first, now),
         "Not exact": lambda: deviations_section(first),
         **shared,
+        "Spikes": lambda: spikes_section(first),
         "Media": lambda: media_section(first),
         "Predictions": lambda: predictions_section(first),
         **settings,

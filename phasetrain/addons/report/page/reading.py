@@ -1,7 +1,8 @@
 """Reads run folders for a report: a file that is missing, torn or of another version costs only the
 sections made from it."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from phasetrain.config.addons import find_service
 from phasetrain.errors import ConfigError
 from phasetrain.runs.history import History
 from phasetrain.runs.ledger import NORM, InvalidLedgerError, parse_rows
@@ -44,6 +46,9 @@ RELOGGED = ("-relog", ".relog.jsonl")
 """End of the name of the folder next to a run, and of the files in it, in which `phasetrain relog`
 writes numbers that were logged later."""
 
+EXPLAINED = ("-why", ".why.json")
+"""The same for answers of `phasetrain why`."""
+
 LOG_LINES = 60
 
 MARK_LENGTH = 160
@@ -55,6 +60,7 @@ RUN_MARKERS = (STATUS, METRICS, CONFIG, LEDGER)
 READ_AT_ONCE = (
     *("lines", "status", "overrides", "config", "plan", "log", "environment", "attempts"),
     *("breakdown", "predictions", "steps", "marks", "epoch_updates", "later"),
+    *("spikes", "answers"),
 )
 """Properties of `RunReport`, so that one that cannot be shown costs no other one."""
 
@@ -92,10 +98,12 @@ class Mark:
     Attributes:
         x: updates done.
         label: the event.
+        link: anchor in the page with more about it; empty for none.
     """
 
     x: float
     label: str
+    link: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,16 +194,40 @@ class RunReport(RunView):
     @cached_property
     def later(self) -> list[MetricsLine]:
         """Lines that were logged after the fact, in the form of metrics.jsonl."""
-        folder_end, file_end = RELOGGED
-        folder = f"{self.path}{folder_end}"
-        if not self.storage.exists(folder):
-            return []
         return [
             line
-            for name in sorted(self.storage.list_names(folder))
-            if name.endswith(file_end)
-            for line in self.parse_lines(self.storage.read(f"{folder}/{name}").splitlines())
+            for _, content in self._read_next_to(*RELOGGED)
+            for line in self.parse_lines(content.splitlines())
         ]
+
+    @cached_property
+    def answers(self) -> list[Mapping[str, Any]]:
+        """Answers of `phasetrain why`, by the name of their file."""
+        answers: list[Mapping[str, Any]] = []
+        for path, content in self._read_next_to(*EXPLAINED):
+            try:
+                answers.append(parse_mapping(json.loads(content)))
+            except ValueError as error:
+                self.problems.append(f"{path} cannot be read ({shorten_error(error)}).")
+        return answers
+
+    def _read_next_to(self, folder_end: str, file_end: str) -> Iterator[tuple[str, bytes]]:
+        """Yield path and content of the files in a folder next to the run."""
+        folder = f"{self.path}{folder_end}"
+        if self.storage.exists(folder):
+            for name in sorted(self.storage.list_names(folder)):
+                if name.endswith(file_end):
+                    yield f"{folder}/{name}", self.storage.read(f"{folder}/{name}")
+
+    @cached_property
+    def spikes(self) -> list[Any]:
+        """Spikes of the training loss, which `phasetrain why` explains; empty without a ledger."""
+        find = find_service("find_spikes")
+        curve = self.steps.get("loss")
+        if find is None or curve is None or not self.storage.exists(self.file(LEDGER)):
+            return []
+        spikes: list[Any] = find(curve.x.astype(int).tolist(), curve.y)
+        return spikes
 
     @cached_property
     def later_names(self) -> frozenset[str]:

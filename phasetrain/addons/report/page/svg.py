@@ -137,7 +137,8 @@ class _Scales:
 
 
 def _draw_marks(scales: _Scales, chart: Chart) -> str:
-    """Return a vertical line where the run was resumed or changed, with a text for the pointer."""
+    """Return a vertical line where the run was resumed or changed, or where its loss has a spike,
+    with a text for the pointer."""
     if chart.axis is not None:
         return ""
     _, top, _, height = scales.box()
@@ -146,7 +147,12 @@ def _draw_marks(scales: _Scales, chart: Chart) -> str:
         if scales.x[0] <= mark.x <= scales.x[1]:
             x = float(scales.map_x(np.array(mark.x)))
             title = f"<title>{escape_text(f'update {mark.x:,.0f}: {mark.label}')}</title>"
-            parts.append(f'<path d="M{x:.1f} {top}v{height}" class="mark">{title}</path>')
+            line = f'<path d="M{x:.1f} {top}v{height}" class="mark">{title}</path>'
+            if mark.link:
+                # A dashed line alone is too thin to hit.
+                dot = f'<circle cx="{x:.1f}" cy="{top}" r="6" class="mark">{title}</circle>'
+                line = f'<a href="#{escape_text(mark.link)}">{line}{dot}</a>'
+            parts.append(line)
     return "".join(parts)
 
 

@@ -239,6 +239,19 @@ class TakesNoLoss(nn.Module):
         return {"coarse": features[:, :2], "more": more, "balance": features.mean()}
 
 
+def list_boxes(samples: list[tuple[Tensor, Any]]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Keep the targets of samples in a list; the label is the number of boxes."""
+    boxes = [{"boxes": torch.zeros(int(label), 4)} for _, label in samples]
+    return torch.stack([image for image, _ in samples]), boxes
+
+
+def join_boxes(samples: list[tuple[Tensor, Any]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Join the boxes of all samples."""
+    images, boxes = list_boxes(samples)
+    labels = torch.tensor([int(label) for _, label in samples])
+    return images, {"boxes": torch.cat([target["boxes"] for target in boxes]), "label": labels}
+
+
 class TestWithoutARun:
     def test_no_loss_no_length_no_checkpoint(self, tmp_path: Path) -> None:
         screen = io.StringIO()
@@ -259,6 +272,27 @@ class TestWithoutARun:
         assert torch.equal(found["label.coarse"], found["scores.coarse"].argmax(1))
         assert found["scores.more.0"].shape == (355,)
         assert found["scores.more.1"].dtype == torch.float32
+
+    @pytest.mark.parametrize("collate", ["list_boxes", "join_boxes"])
+    def test_targets_without_a_row_per_sample_are_left_out(
+        self, collate: str, tmp_path: Path
+    ) -> None:
+        screen = io.StringIO()
+        words = (
+            "RUN.checkpoint=none",
+            "EXTRACT.layers=[head]",
+            "EXTRACT.splits=[test]",
+            f"DATA.TEST.collate={__name__}.{collate}",
+            "DATA.TEST.batch_size=100",
+        )
+        run_plainly(tmp_path / "run", *words, screen=screen)
+        folder = f"{tmp_path}/run/extract/none/test"
+        kept = ["target.label"] if collate == "join_boxes" else []
+        columns = read_index(folder)["columns"]
+        assert [name for name in columns if name.startswith("target")] == kept
+        assert read_columns(folder, ["scores"])["scores"].shape == (355, 10)
+        name = "target.*.boxes" if collate == "list_boxes" else "target.boxes"
+        assert screen.getvalue().count(f"no row for each sample: {name}. DATA.TEST.targets=[]") == 1
 
     def test_a_random_model_and_one_from_weights(
         self, trained: Path, features: Path, tmp_path: Path

@@ -1,0 +1,50 @@
+"""The rows of some samples in a nested batch."""
+
+from typing import Any
+
+from torch import Tensor
+
+from phasetrain.runtime.nested import list_tensors, map_tensors
+
+
+def take_rows(value: Any, rows: slice, samples: int) -> Any:
+    """Return what belongs to some samples of a batch.
+
+    Args:
+        value: tensors `(N, ...)`, nested in any form, and lists with an entry for each sample, such
+            as the boxes of each image.
+        rows: the samples.
+        samples: number of samples of the batch.
+
+    Raises:
+        ValueError: a tensor does not have one row per sample.
+    """
+    if isinstance(value, dict):
+        return {key: take_rows(item, rows, samples) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        if _has_entry_per_sample(value, samples):
+            return value[rows]
+        return type(value)(take_rows(item, rows, samples) for item in value)
+
+    def take(tensor: Tensor) -> Tensor:
+        if not _has_rows(tensor, samples):
+            raise ValueError(
+                f"a tensor has shape {tuple(tensor.shape)}, expected a row for each of the "
+                f"{samples} samples"
+            )
+        return tensor[rows]
+
+    return map_tensors(value, take)
+
+
+def _has_entry_per_sample(value: list[Any] | tuple[Any, ...], samples: int) -> bool:
+    """Return whether entries belong to samples: with rows for all samples, they are outputs of as
+    many heads."""
+    if len(value) != samples:
+        return False
+    tensors = list_tensors(value)
+    return not tensors or not all(_has_rows(tensor, samples) for tensor in tensors)
+
+
+def _has_rows(tensor: Tensor, samples: int) -> bool:
+    return tensor.ndim > 0 and len(tensor) == samples
