@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from importlib import import_module
 from traceback import format_exception
 from typing import TYPE_CHECKING, Literal
 
@@ -174,11 +173,8 @@ def _pause_collection() -> Iterator[None]:
 
 
 def _import_engine(setup: Setup) -> RunEngine:
-    """Return the function of the engine, with the modules imported that it always needs."""
-    engine = list_engines()[setup.config.RUN.engine]
-    if engine.needs_training_data:
-        import_module("torch._dynamo")  # the first optimizer would import it
-    run: RunEngine = import_object(engine.run)
+    """Return the function of the engine."""
+    run: RunEngine = import_object(list_engines()[setup.config.RUN.engine].run)
     return run
 
 

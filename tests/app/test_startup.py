@@ -93,6 +93,8 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.optim.muon",
         "phasetrain.tasks.generation",
     }.isdisjoint(own)
+    # torch's compiler, which takes as long to import as torch.
+    assert {"torch._dynamo", "torch._inductor"}.isdisjoint(modules)
 
 
 @pytest.mark.slow  # two new processes; test_code_cache.py has the rules
