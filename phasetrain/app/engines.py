@@ -129,6 +129,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             setup = resolve_config(
                 overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
             )
+            extras.clock.end_part("imports and config")
             run = _import_engine(setup)
             if owns_process:
                 # Not traversed by later collections, either. In a process that goes on, garbage of
