@@ -150,7 +150,6 @@ class Training:
             load = require_service("load_optimizer_state", "optimizers", "OPTIMIZER.state_from")
             self._optimizer_state = load(task, source, setup.config.OPTIMIZER.name)
         world.run_on_main(lambda: self._write_plan(run_spec, task.parts, rehearsal, state))
-        self.clock.end_part("plan and records")
         self._print_start(run_spec, task, state, loaded, rehearsal)
         save = CheckpointHook(
             self.checkpointer,
