@@ -225,7 +225,7 @@ def list_rows(root: Path, phases: int, folder: Path) -> list[Row]:
         make("one update", *SMALL, "RUN.dir=run-{turn}"),
         make(
             f"sweep of {SWEPT} runs",
-            *("-m", *SMALL, f"OPTIMIZER.lr={values}", "RUN.dir=sweep-{turn}"),
+            *("-m", *SMALL, f"OPTIMIZER.lr={values}", "hydra.sweep.dir=sweep-{turn}"),
             is_warm=True,
         ),
     ]
@@ -276,6 +276,7 @@ def measure(
                 if turn == 0 and row.is_warm:
                     continue
                 spent = row.measure(folder, turn)
+                print(f"{turn} {group}: {row.name}: {spent:.2f} s", file=sys.stderr, flush=True)
                 if turn:
                     seconds.setdefault(f"{group}: {row.name}", []).append(spent)
         if turn:

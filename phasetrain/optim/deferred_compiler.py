@@ -27,7 +27,7 @@ def defer_compiler(kinds: Iterable[type[Optimizer]]) -> None:
     for kind in kinds:
         for name, method in list(vars(kind).items()):
             if isinstance(method, FunctionType) and COMPILER in method.__code__.co_names:
-                setattr(kind, name, _defer(method))
+                type.__setattr__(kind, name, _defer(method))
 
 
 def _defer(method: FunctionType) -> Callable[..., Any]:
