@@ -35,7 +35,7 @@ def test_parts_add_up_and_keys_are_tried(
         tried.append(shares.seconds)
         return [("DATA.TRAIN.workers=1",), ("OPTIMIZER.lr=1e30",)]
 
-    module = "phasetrain.addons.observe.profiling.profile_command.list_candidates"
+    module = "phasetrain.addons.observe.profiling.profile_run.list_candidates"
     monkeypatch.setattr(module, choose)
     assert main(["profile", "--json", "--updates", "8", *SMALL, "RUN.dir=mine"]) == 0
     content = json.loads(capsys.readouterr().out)
