@@ -5,7 +5,7 @@
 Model, optimizer and data are those in `overhead.py`. The other frameworks get their batches as
 slices of tensors in memory, as fast as their loaders can, without logger, progress bar and
 checkpoints, and are timed between their own start and end events, so start-up does not count. All
-variants take turns. Needs the packages in requirements-peers.txt; those that are not installed are
+variants take turns, before which calls of Python functions per iteration are counted. Needs the packages in requirements-peers.txt; those that are not installed are
 left out.
 
 Lightning, the Hugging Face Trainer, Ignite (its Engine with a process function as in its
@@ -23,7 +23,16 @@ from importlib.util import find_spec
 from statistics import median, quantiles
 
 import torch
-from overhead import BATCH, FEATURES, GUARDED, PLAIN, STEPS_PER_EPOCH, bare, framework
+from overhead import (
+    BATCH,
+    FEATURES,
+    GUARDED,
+    PLAIN,
+    STEPS_PER_EPOCH,
+    bare,
+    count_calls,
+    framework,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
@@ -225,6 +234,7 @@ def main() -> None:
             continue
         version = import_module(package).__version__
         trials[f"{package} {version} {loads}"] = lambda timed=PEERS[name]: timed(given.updates)
+    calls = {name: count_calls(trial) / given.updates for name, trial in trials.items()}
     found: dict[str, list[float]] = {name: [] for name in trials}
     for repetition in range(given.repetitions + 1):
         for name, trial in trials.items():
@@ -239,7 +249,7 @@ def main() -> None:
         )
         print(
             f"{name:45} {median(times):8.1f} us  {above:8.1f} above bare  ratio {ratio:.2f} "
-            f"({low:.2f} .. {high:.2f})"
+            f"({low:.2f} .. {high:.2f})  {calls[name]:.1f} calls"
         )
 
 

@@ -5,7 +5,9 @@
 Each row is a process, measured from its start to its end: CPU time of user and system, with all of
 its children. The rows take turns; the table shows medians, and their ratio to `import torch` and to
 torch with one optimizer, which imports torch._dynamo. All processes use compiled modules, as
-installed packages do, and the first turn, which compiles them and fills caches, does not count.
+installed packages do, and a turn before the first, which compiles those of phasetrain and fills
+its caches, does not count. After each turn, the table and FILE have the medians of the turns until
+then, so that an interrupted measurement is not lost.
 
 `first update` ends with the first update of the small network on the digits; the bare script does
 the same with torch alone, while phasetrain also composes and checks its config, plans, rehearses,
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -166,7 +168,8 @@ class Row:
         fails: whether it ends with an error.
         root: folder of phasetrain.
         python: the interpreter.
-        is_warm: whether other rows have compiled the modules that it uses.
+        is_warm: whether its modules are compiled already: by other rows, or when a package was
+            installed.
     """
 
     name: str
@@ -217,11 +220,12 @@ def list_rows(root: Path, phases: int, folder: Path) -> list[Row]:
         make(
             f"first update, {phases:,} phases",
             *(*stop, f"PHASES.epochs={phases // 2}", "RUN.dir=long-{turn}"),
+            is_warm=True,
         ),
         make("one update", *SMALL, "RUN.dir=run-{turn}"),
         make(
             f"sweep of {SWEPT} runs",
-            *("-m", *SMALL, f"OPTIMIZER.lr={values}", "RUN.dir=sweep-{turn}"),
+            *("-m", *SMALL, f"OPTIMIZER.lr={values}", "hydra.sweep.dir=sweep-{turn}"),
             is_warm=True,
         ),
     ]
@@ -236,9 +240,15 @@ def list_peer_rows(python: str) -> list[Row]:
             print(f"left out, since it cannot be imported: {package}", file=sys.stderr)
             continue
         rows += [
-            Row(f"{package}: import", ("-c", imports), python=python),
-            Row(f"{package}: misspelt option", ("-c", mistake), fails=True, python=python),
-            Row(f"{package}: one update", ("-c", update), python=python),
+            Row(f"{package}: import", ("-c", imports), python=python, is_warm=True),
+            Row(
+                f"{package}: misspelt option",
+                ("-c", mistake),
+                fails=True,
+                python=python,
+                is_warm=True,
+            ),
+            Row(f"{package}: one update", ("-c", update), python=python, is_warm=True),
         ]
     return rows
 
@@ -248,17 +258,17 @@ def list_references() -> list[Row]:
     optimizer = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)"
     digits = str(ROOT / "phasetrain" / "data" / "datasets")
     return [
-        Row("python", ("-c", "pass")),
-        Row("import torch", ("-c", "import torch")),
-        Row("torch with an optimizer", ("-c", optimizer)),
-        Row("bare script to the first update", ("-c", BARE, digits)),
+        Row("python", ("-c", "pass"), is_warm=True),
+        Row("import torch", ("-c", "import torch"), is_warm=True),
+        Row("torch with an optimizer", ("-c", optimizer), is_warm=True),
+        Row("bare script to the first update", ("-c", BARE, digits), is_warm=True),
     ]
 
 
 def measure(
     groups: Mapping[str, list[Row]], repetitions: int, folder: Path
-) -> dict[str, list[float]]:
-    """Return `group: name` -> seconds of each turn."""
+) -> Iterator[dict[str, list[float]]]:
+    """Yield `group: name` -> seconds of each turn, after each turn."""
     seconds: dict[str, list[float]] = {}
     for turn in range(repetitions + 1):
         for group, rows in groups.items():
@@ -266,9 +276,11 @@ def measure(
                 if turn == 0 and row.is_warm:
                     continue
                 spent = row.measure(folder, turn)
+                print(f"{turn} {group}: {row.name}: {spent:.2f} s", file=sys.stderr, flush=True)
                 if turn:
                     seconds.setdefault(f"{group}: {row.name}", []).append(spent)
-    return seconds
+        if turn:
+            yield seconds
 
 
 def list_imports(folder: Path) -> list[tuple[str, float]]:
@@ -338,21 +350,21 @@ def main() -> None:
         for group in ("before", "phasetrain", "peer"):
             rows = groups.get(group, [])
             groups[group] = [row for row in rows if any(text in row.name for text in flags.only)]
-        seconds = measure(groups, flags.repetitions, folder)
         imports = list_imports(folder)
-    medians = {name: median(spent) for name, spent in seconds.items()}
-    print_table(medians)
+        for seconds in measure(groups, flags.repetitions, folder):
+            medians = {name: median(spent) for name, spent in seconds.items()}
+            print_table(medians)
+            if flags.json:
+                content = {
+                    "python": platform.python_version(),
+                    "median": medians,
+                    "seconds": seconds,
+                    "imports": dict(imports),
+                }
+                flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print("seconds of import in a run of one update, by package")
     for package, spent in imports:
         print(f"  {package:<28} {spent:5.2f}")
-    if flags.json:
-        content = {
-            "python": platform.python_version(),
-            "median": medians,
-            "seconds": seconds,
-            "imports": dict(imports),
-        }
-        flags.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from importlib import import_module
 from traceback import format_exception
 from typing import TYPE_CHECKING, Literal
 
@@ -130,6 +129,7 @@ def run_engine(  # noqa: PLR0913 - all but one are keywords
             setup = resolve_config(
                 overrides, config_dir=config_dir, terminal=terminal, place=placement, stored=stored
             )
+            extras.clock.end_part("imports and config")
             run = _import_engine(setup)
             if owns_process:
                 # Not traversed by later collections, either. In a process that goes on, garbage of
@@ -174,11 +174,8 @@ def _pause_collection() -> Iterator[None]:
 
 
 def _import_engine(setup: Setup) -> RunEngine:
-    """Return the function of the engine, with the modules imported that it always needs."""
-    engine = list_engines()[setup.config.RUN.engine]
-    if engine.needs_training_data:
-        import_module("torch._dynamo")  # the first optimizer would import it
-    run: RunEngine = import_object(engine.run)
+    """Return the function of the engine."""
+    run: RunEngine = import_object(list_engines()[setup.config.RUN.engine].run)
     return run
 
 

@@ -276,7 +276,8 @@ class MeterRegistry(Registry[Meter]):
             for library in list_bridges(self.kind):
                 self._load_bridge(library)
         adapters = [*self._adapters]
-        if adapt := find_service("adapt_metric_function"):
+        is_class = isinstance(factory, type)
+        if not is_class and (adapt := find_service("adapt_metric_function")):
             adapters.append(adapt)
         for adapter in adapters:
             factory = adapter(factory)

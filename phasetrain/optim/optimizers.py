@@ -1,7 +1,7 @@
 """Optimizers by name, fused where torch has a fused kernel (section OPTIMIZER)."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ _SGD_OPTIONS = (
 )
 
 
-def _list_torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
+def list_torch_optimizers() -> Mapping[str, type[Optimizer]]:
+    """Return the optimizers of torch by name."""
     members = vars(torch.optim).items()
     return {
         name: thing
@@ -30,7 +31,7 @@ def _list_torch_optimizers() -> Mapping[str, Callable[..., Optimizer]]:
     }
 
 
-OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=_list_torch_optimizers)
+OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", "OPTIMIZER", library=list_torch_optimizers)
 
 
 def fusable(name: str, params: Mapping[str, Any], *, scaled: bool) -> bool:

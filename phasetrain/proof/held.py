@@ -11,7 +11,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from dis import get_instructions
+from dis import get_instructions, opmap
 from itertools import islice, pairwise
 from types import CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any
@@ -45,6 +45,8 @@ CACHED = functools._lru_cache_wrapper
 
 CONTAINERS = (list, dict, set, defaultdict, OrderedDict)
 """Classes whose copies have the same entries; a subclass may do anything."""
+
+STORE = opmap["STORE_ATTR"]
 
 PLAIN = bool | int | float | complex | str | bytes | np.generic
 
@@ -303,7 +305,8 @@ def _list_own_names(kind: Any) -> dict[str, bool]:
     names = dict.fromkeys(vars(nn.Module()), False) if issubclass(kind, nn.Module) else {}
     for base in kind.__mro__:
         for label, function in () if is_custom(base) else vars(base).items():
-            if isinstance(function, FunctionType):
+            # Few functions set an attribute, and reading instructions takes long.
+            if isinstance(function, FunctionType) and STORE in function.__code__.co_code[::2]:
                 is_constructor = label in ("__init__", "__setstate__")
                 for before, code in pairwise(get_instructions(function)):
                     if code.opname == "STORE_ATTR" and before.argval == "self":

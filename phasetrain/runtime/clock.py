@@ -21,11 +21,13 @@ class Clock:
         kind: the kind that runs now.
         redo_until: number of updates an earlier attempt had completed; train steps before it count
             as `redone`.
+        start_parts: parts of the start and their seconds, in the order of `end_part`.
     """
 
     def __init__(self, began: float | None = None) -> None:
         self.kind = "start"
         self.redo_until = 0
+        self.start_parts: dict[str, float] = {}
         if began is None:
             began = time.perf_counter()
         self._since = began
@@ -39,6 +41,11 @@ class Clock:
         self._since = now
         self.kind = kind
         return before
+
+    def end_part(self, name: str) -> None:
+        """End a part of the start, before the first call of `switch_to`."""
+        spent = time.perf_counter() - self._since
+        self.start_parts[name] = spent - sum(self.start_parts.values())
 
     def step(self, updates: int, *, is_train: bool) -> None:
         """Switch to the kind of a step that starts after `updates` updates."""

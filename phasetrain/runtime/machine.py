@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,9 @@ GLOBAL_GENERATORS = frozenset({"torch", "numpy", "python"})
 
 CAPABILITY_VARIABLES = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables that keep torch and oneDNN from using AVX-512."""
+
+COMPILER_VARIABLE = "TORCHINDUCTOR_DETERMINISTIC"
+"""Environment variable that makes torch's compiler deterministic; read when it is imported."""
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -271,7 +275,7 @@ class Machine:
             if self.deterministic:
                 # cuBLAS reads it when the first handle is created, so it has to be set before.
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-                torch.use_deterministic_algorithms(mode=True)
+                _set_determinism(mode=True)
                 torch.backends.cudnn.benchmark = False
                 # Filling new tensors hides reads of uninitialized memory, and costs a kernel per
                 # allocation.
@@ -279,11 +283,26 @@ class Machine:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+            _set_determinism(mode=deterministic, warn_only=warn_only)
             torch.backends.cudnn.benchmark = benchmark
             torch.backends.cudnn.allow_tf32 = tf32
             torch.set_float32_matmul_precision(matmul)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def _set_determinism(*, mode: bool, warn_only: bool = False) -> None:
+    """Set the determinism of torch's kernels and of its compiler.
+
+    `torch.use_deterministic_algorithms` imports the compiler, in more than a second, and most runs
+    do not use it. If it is imported later, it reads the environment.
+    """
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        return
+    os.environ.pop(COMPILER_VARIABLE, None)
+    if mode:
+        os.environ[COMPILER_VARIABLE] = "1"
+    torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if mode else "default")
 
 
 def limit_cpu_capability(capability: CpuCapability | None) -> None:

@@ -70,6 +70,19 @@ def test_module_of_a_dotted_path_is_found_without_imports(tmp_path: Path, words:
     assert done.returncode == 0, done.stderr
 
 
+def test_flags_of_all_commands_are_declared_without_torch() -> None:
+    """Completion asks for them."""
+    program = """
+import sys
+sys.modules["torch"] = sys.modules["numpy"] = None
+from phasetrain.cli.parsing import make_parser
+from phasetrain.cli.table import list_commands
+assert len([make_parser(command) for command in list_commands()]) > 10
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
     words = "train PHASES.epochs=1 PHASES.limit.train=1 PHASES.limit.test=1 RUN.dir=run"
     frozen, modules = run_process(tmp_path, words)
@@ -93,6 +106,8 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.optim.muon",
         "phasetrain.tasks.generation",
     }.isdisjoint(own)
+    # torch's compiler, which takes as long to import as torch.
+    assert {"torch._dynamo", "torch._inductor"}.isdisjoint(modules)
 
 
 @pytest.mark.slow  # two new processes; test_code_cache.py has the rules

@@ -178,7 +178,6 @@ def wait_for_threads() -> None:
 def warm_up(folder: str) -> None:
     """Run the command line without a step, to import the modules that are imported lazily."""
     import torch
-    import torch._dynamo  # which the first optimizer imports
     from caches import keep_results
 
     from phasetrain.cli import main

@@ -22,11 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-IMPORTED = (
-    "phasetrain.app.engines",
-    "phasetrain.cli",
-    "torch._dynamo",
-)  # making an optimizer imports the second
+IMPORTED = ("phasetrain.app.engines", "phasetrain.cli")
 
 
 def serve(path: str) -> None:

@@ -49,6 +49,15 @@ def test_seconds_go_to_the_kind_that_runs(ticks: Ticks) -> None:
     assert sum(clock.seconds().values()) == ticks.now - 97.0
 
 
+def test_parts_of_the_start_follow_each_other(ticks: Ticks) -> None:
+    clock = Clock(began=97.0)
+    clock.end_part("imports")
+    ticks.now = 100.5
+    clock.end_part("data")
+    assert clock.start_parts == {"imports": 3.0, "data": 0.5}
+    assert spent(clock) == {"start": 3.5}
+
+
 def test_it_begins_now_unless_told_otherwise(ticks: Ticks) -> None:
     clock = Clock()
     ticks.now += 1

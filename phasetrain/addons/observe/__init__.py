@@ -17,7 +17,15 @@ def register(addon: AddOn) -> None:
             "print log and progress of a run until it ends",
             f"{PACKAGE}.follow_command:run_follow",
             arguments=f"{PACKAGE}.follow_command:add_follow_arguments",
-        )
+        ),
+        Command(
+            "profile",
+            "[OVERRIDE ...]",
+            "say what limits a run (data, device, host, tests, saves), and try keys that help",
+            f"{PROFILING}.profile_command:run_profile",
+            takes_overrides=True,
+            arguments=f"{PROFILING}.profile_command:add_profile_arguments",
+        ),
     )
     addon.add_service(
         "check_collective_order", f"{PACKAGE}.collective_check:check_collective_order"

@@ -98,6 +98,7 @@ class Attempt:
             "attempt": _round_seconds(spent),
             "run": _round_seconds(self._sum_attempts(spent)),
             "broken": self._broken,
+            "start": _round_seconds(self.clock.start_parts),
         }
         return {
             "updates": state.updates,
@@ -127,6 +128,8 @@ class Attempt:
         terminal.print_pairs(terminal.warnings.repeated_rows(), always=True, logged=False)
         head = ("", *(TITLES.get(activity, activity) for activity in KINDS), "total", "in steps")
         log.debug(plain_table("where the time went", head, rows))
+        parts = [f"{name} {value:.1f} s" for name, value in self.clock.start_parts.items()]
+        log.debug("startup: %s", ", ".join(parts))
         if saves and updates and spent["train"]:
             per_update = (spent["train"] + spent["redone"]) / updates
             log.debug(self._advise_interval(spent, saves, per_update))

@@ -87,6 +87,7 @@ def train(
         with report_all_problems(setup):
             data = builder.data()
         check_same_data(world, data)
+        clock.end_part("data")
         checkpointer = build_checkpointer(setup, folder)
         done = world.run_on_main(lambda: _open_run(setup, folder, checkpointer, data))
         if done is not None:

@@ -138,9 +138,11 @@ class Training:
             self._position = lambda: (state.phase, state.step)
             self._first_position = self._position()
             own = build_hooks(setup)
+            self.clock.end_part("folder and checkpoint")
             is_default_loop = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
             prepared = prepare_parts(run_spec, is_default_loop=is_default_loop)
         self.is_prepared = True
+        self.clock.end_part("parts and rehearsal")
         task, rehearsal = prepared.task, prepared.rehearsal
         self.deviations = add_lost(self.deviations, state.updates, prepared.inexact)
         source = setup.config.OPTIMIZER.state_from
@@ -255,7 +257,7 @@ class Training:
         # Nobody else deletes checkpoints, because the folder is locked.
         checkpointer.reads_in_place = True
         # Every rank verifies its own shards before rank 0 chooses, so that all reading is parallel.
-        if verify_shards := find_service("verify_shards"):
+        if world.size > 1 and (verify_shards := find_service("verify_shards")):
             verify_shards(checkpointer, world)
         return checkpointer.load_together(world, choose)
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from phasetrain.errors import ConfigError
 from phasetrain.optim import OPTIMIZERS, MultiOptimizer, fusable
 from phasetrain.optim.averaging.averages import is_schedule_free
+from phasetrain.optim.deferred_compiler import defer_compiler
 from phasetrain.optim.groups import (
     SELECTORS,
     Group,
@@ -19,7 +20,7 @@ from phasetrain.optim.groups import (
     group_weights,
 )
 from phasetrain.optim.multi_optimizer import MAIN, assign_weights, refuse_closures
-from phasetrain.optim.optimizers import step_first_gradients
+from phasetrain.optim.optimizers import list_torch_optimizers, step_first_gradients
 from phasetrain.optim.update.sparse import check_sparse
 from phasetrain.tasks.build.sections import OPTIMIZER_KEYS, parameters_of
 
@@ -180,6 +181,7 @@ def make_factory(
         return made
 
     def build(given: list[dict[str, Any]]) -> Optimizer:
+        defer_compiler({Optimizer, *list_torch_optimizers().values()})
         if len(specs) == 1:
             return build_one(specs[0], given)
         made = {}

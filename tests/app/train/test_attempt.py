@@ -39,6 +39,7 @@ class Fixed(Clock):
     def __init__(self, spent: Mapping[str, float]) -> None:
         super().__init__()
         self.spent = dict.fromkeys(KINDS, 0.0) | dict(spent)
+        self.start_parts = {"data": 1.5}
 
     def seconds(self) -> dict[str, float]:
         return self.spent
@@ -240,6 +241,7 @@ class TestTime:
         assert facts["time"]["broken"] == 3
         assert facts["time"]["attempt"] == SPENT
         assert facts["time"]["run"] == SPENT | {"train": 90.0, "save": 5.0}
+        assert facts["time"]["start"] == {"data": 1.5}
 
     def test_steps_up_to_the_furthest_an_earlier_attempt_got_are_redone(self) -> None:
         for before, until in (({}, 0), ({"updates": 5}, 5), ({"updates": 5, "reached": 9}, 9)):
@@ -270,6 +272,7 @@ class TestTime:
     def test_the_table_of_a_first_attempt(self) -> None:
         found = self.shown({})
         assert "where the time went" in found
+        assert "startup: data 1.5 s" in found
         assert "this attempt" in found
         assert "the run" not in found
         assert "88 %" in found

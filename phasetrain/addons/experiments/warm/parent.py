@@ -30,8 +30,6 @@ from phasetrain.errors import is_user_file
 from phasetrain.runtime.child_processes import stop_with_parent
 
 IMPORTED = (
-    # Every optimizer of torch imports it, in two seconds.
-    "torch._dynamo",
     "phasetrain.app.engines",
     "phasetrain.app.local_launch",
     "phasetrain.cli.main",

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from phasetrain.addons.report.page.charts import label_runs, run_charts
-from phasetrain.addons.report.page.media import media_section
 from phasetrain.addons.report.page.predicted import predictions_section
 from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.addons.report.page.sections import (
@@ -135,11 +134,19 @@ def _section_makers(
         "Not exact": lambda: deviations_section(first),
         **shared,
         "Spikes": lambda: spikes_section(first),
-        "Media": lambda: media_section(first),
+        "Media": lambda: _media_section(first),
         "Predictions": lambda: predictions_section(first),
         **settings,
         "Log": lambda: log_section(first),
     }
+
+
+def _media_section(run: RunReport) -> str:
+    if not any(line.kind == "media" for line in run.lines):
+        return ""
+    from phasetrain.addons.report.page.media import media_section
+
+    return media_section(run)
 
 
 def _curves_section(runs: Sequence[RunReport]) -> str:

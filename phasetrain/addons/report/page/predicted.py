@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from phasetrain.addons.report.images import PREFIX
-from phasetrain.addons.report.page.overlays import draw_pictures
 from phasetrain.addons.report.page.reading import Array, PredictionsRecord, RunReport
 from phasetrain.runs.records import READ_ERRORS, parse_number
 from phasetrain.runtime.html import element, escape_text, table
@@ -41,7 +40,10 @@ def predictions_section(run: RunReport) -> str:
             content = _draw_matrix(predictions, short)
             if groups:
                 content += element("div", groups, cls="groups")
-            content += draw_pictures(predictions)
+            if any(predictions.pictures.values()):
+                from phasetrain.addons.report.page.overlays import draw_pictures
+
+                content += draw_pictures(predictions)
             at = f"after {predictions.updates:,} updates"
         except READ_ERRORS as error:
             run.problems.append(f"predictions.json: the entry of {split} cannot be read ({error}).")

@@ -11,7 +11,7 @@ from phasetrain.addons.report.page.tiles import badge
 from phasetrain.config.nested import leaves
 from phasetrain.config.schema import default_schema
 from phasetrain.runs.history import Best
-from phasetrain.runs.records import StatusRecord, parse_number
+from phasetrain.runs.records import StatusRecord, parse_mapping, parse_number
 from phasetrain.runtime.clock import KINDS, goodput
 from phasetrain.runtime.format import (
     format_duration,
@@ -94,7 +94,17 @@ def attempts_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:
         if spent:
             share = format_percent(goodput(spent))
             bars.append((name, spent, f"{format_duration(sum(spent.values()))}, {share} in steps"))
-    return _draw_bars(bars, KINDS)
+    return _draw_bars(bars, KINDS) + _describe_start(runs)
+
+
+def _describe_start(runs: Sequence[RunReport]) -> str:
+    """Return a line with the parts of the start of the last attempt; empty for several runs."""
+    times = parse_mapping(runs[0].status.content.get("time"))
+    seconds = parse_mapping(times.get("start")) if len(runs) == 1 else {}
+    if not seconds:
+        return ""
+    parts = [f"{name} {_format_seconds(parse_number(spent))}" for name, spent in seconds.items()]
+    return element("p", escape_text(f"start of the last attempt: {', '.join(parts)}"), cls="note")
 
 
 def steps_section(runs: Sequence[RunReport], names: Sequence[str]) -> str:

@@ -114,13 +114,18 @@ def test_time_by_attempt_with_those_that_were_killed() -> None:
     last = {
         "attempt": 2,
         "state": "finished",
-        "time": {"attempt": {"redone": 1.0, "train": 1.0}, "run": spent},
+        "time": {
+            "attempt": {"redone": 1.0, "train": 1.0},
+            "run": spent,
+            "start": {"imports": 2.0, "data": 0.25},
+        },
     }
     text = attempts_section([record(attempts=[killed, last], status=last)], ["a"])
     assert text.index("killed") < text.index("finished") < text.index("the run")
     assert "4.0 s, 75 % in steps" in text
     assert "2.0 s, 50 % in steps" in text
     assert 'style="width:75.000%" title="train 3.0 s"' in text
+    assert "imports 2.0 s, data 250 ms" in text
 
 
 def test_time_of_several_runs_and_of_none() -> None:

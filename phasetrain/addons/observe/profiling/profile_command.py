@@ -1,0 +1,25 @@
+"""The command `profile`: what limits a run, and which keys make it faster."""
+
+import argparse
+
+from phasetrain.cli.output import Outcome
+from phasetrain.cli.parsing import Call
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the length of a trial."""
+    parser.add_argument(
+        "--updates",
+        type=int,
+        default=40,
+        metavar="N",
+        help="updates of each trial (default: 40)",
+    )
+
+
+def run_profile(call: Call) -> Outcome:
+    """Say what limits a run."""
+    # Completion imports this module for its flags, and no torch.
+    from phasetrain.addons.observe.profiling.profile_run import profile_run
+
+    return profile_run(call)
