@@ -231,6 +231,9 @@ class AtOptions:
     """
 
     script: str | None = option(None, "run Python code instead of a prompt", metavar="FILE")
+    notebook: str | None = option(
+        None, "write a Jupyter notebook that restores the state, and open no prompt", metavar="FILE"
+    )
     memory: float = option(
         1.0, "GiB of states kept in memory, for back() and goto() (default: 1)", metavar="GIB"
     )
@@ -239,6 +242,10 @@ class AtOptions:
     def __post_init__(self) -> None:
         if not self.memory >= 0:
             raise ConfigError(f"--memory {self.memory}: expected 0 or more GiB", code="cli.usage")
+        if self.script is not None and self.notebook is not None:
+            raise ConfigError(
+                "phasetrain at: expected --script or --notebook, not both", code="cli.usage"
+            )
 
 
 @dataclass(frozen=True)

@@ -34,34 +34,44 @@ def find_minimal_set(
         are_all_testable &= effect is not None
         return bool(effect)
 
-    def search(applied: list[Item], rest: list[Item], *, is_new: bool) -> list[Item]:
-        """Return the items of `rest` that the effect needs in addition to the applied ones."""
-        if is_new and test(applied):
-            return []
-        if len(rest) == 1:
-            return rest
-        middle = len(rest) // 2
-        first, second = rest[:middle], rest[middle:]
-        in_second = search([*applied, *first], second, is_new=True)
-        in_first = search([*applied, *in_second], first, is_new=bool(in_second))
-        return [*in_first, *in_second]
-
-    def leave_out(found: list[Item], count: int) -> list[Item]:
-        """Return a smaller set that has the effect, without some items; the same set if there is
-        none."""
-        for missing in combinations(found, count):
-            fewer = [item for item in found if item not in missing]
-            if fewer and test(fewer):
-                return fewer
-        return found
-
-    found = search([], list(items), is_new=False)
+    found = _divide([], list(items), test, is_new=False)
     if not test(found):
         found = list(items)  # sets that cannot be tested have misled the division
     while True:
-        fewer = leave_out(found, 1)
+        fewer = _leave_out(found, 1, test)
         if fewer == found and not are_all_testable:
-            fewer = leave_out(found, 2)
+            fewer = _leave_out(found, 2, test)
         if fewer == found:
             return [item for item in items if item in found]
         found = fewer
+
+
+def _divide(
+    applied: list[Item], rest: list[Item], test: Callable[[list[Item]], bool], *, is_new: bool
+) -> list[Item]:
+    """Return the items of `rest` that the effect needs in addition to the applied ones.
+
+    Args:
+        applied: items that are in all sets that are tested.
+        rest: the others.
+        test: whether a set has the effect.
+        is_new: whether the applied items alone have not been tested yet.
+    """
+    if is_new and test(applied):
+        return []
+    if len(rest) == 1:
+        return rest
+    middle = len(rest) // 2
+    first, second = rest[:middle], rest[middle:]
+    in_second = _divide([*applied, *first], second, test, is_new=True)
+    in_first = _divide([*applied, *in_second], first, test, is_new=bool(in_second))
+    return [*in_first, *in_second]
+
+
+def _leave_out(found: list[Item], count: int, test: Callable[[list[Item]], bool]) -> list[Item]:
+    """Return a set that has the effect without some of the items; the same set if there is none."""
+    for missing in combinations(found, count):
+        fewer = [item for item in found if item not in missing]
+        if fewer and test(fewer):
+            return fewer
+    return found
