@@ -48,7 +48,7 @@ HARMLESS = (
     "DISTRIBUTED.virtual_shards=4",
     "METERS.second={name: loss}",
     "CHECKPOINT.every_updates=7",
-    "CHECKPOINT.keep=2",
+    "CHECKPOINT.keep_last=2",
     "DATA.TRAIN.exact=false",
 )
 """Changes that change no weights within a few updates."""

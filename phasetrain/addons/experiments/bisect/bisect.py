@@ -3,9 +3,10 @@
 import json
 import logging
 import platform
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -29,7 +30,7 @@ from phasetrain.addons.experiments.judge.contenders import (
     parse_contenders,
 )
 from phasetrain.addons.experiments.judge.judgement import UNDECIDED_CODE
-from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder, launch_process
+from phasetrain.addons.experiments.judge.processes import WorkingFolder, launch_process
 from phasetrain.addons.experiments.judge.revisions import find_commit, open_revision
 from phasetrain.addons.experiments.judge.trained_runs import RUNS, RunStore
 from phasetrain.addons.experiments.options import BisectOptions
@@ -126,40 +127,92 @@ def bisect(
         ConfigError: there is nothing to find, or it cannot be found (codes `bisect.*`).
         StoppedError: a signal came.
     """
+    kind = _CommitSearch if options.range else _ConfigSearch
     with ExitStack() as stack:
-        search: _CommitSearch | _ConfigSearch
-        if options.range:
-            search = _CommitSearch(words, options, launch, say, stack)
-        else:
-            search = _ConfigSearch(words, options, launch, say)
-        with closing(search.log):
-            return search.find()
+        return kind(words, options, launch, say, stack).find()
 
 
-class _Search:
+class _Search(ABC):
     """What searches for changes and for commits have in common.
 
     Args:
+        words: the words of the command.
         options: how to decide.
         launch: runs a process.
         say: gets a line for each verdict.
+        stack: is closed at the end.
     """
 
-    noun = ""
-
     def __init__(
-        self, options: BisectOptions, launch: Callable[..., int], say: Callable[[str], None]
+        self,
+        words: Sequence[str],
+        options: BisectOptions,
+        launch: Callable[..., int],
+        say: Callable[[str], None],
+        stack: ExitStack,
     ) -> None:
+        self.words = tuple(words)
         self.options = options
-        self._launch = launch
-        self.again: Launch = partial(launch, group="again")
         self.say = say
+        self.stack = stack
         self.notes: list[str] = []
         self.whole = options.is_full
-        self.by = ""
-        self.store = RunStore(self.launch)
-        self.evidence: Evidence
-        self.log: VerdictLog
+        self.is_certain = True
+        self._launch = launch
+        good, bad, self.suspects = self.open_ends()
+        self.good, self.bad = good, bad
+        question = {"good": good.name, "bad": bad.name, "suspects": self.suspects}
+        content = [
+            [good.digest, bad.digest, question],
+            # Runs have equal bits on equal machines only.
+            [platform.node(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()],
+            asdict(options),
+        ]
+        digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
+        root = f"{RUNS}/bisect-{digest}"
+        self.log = stack.enter_context(closing(VerdictLog(Path(root), question)))
+        self.store, again = (
+            RunStore(
+                start, folder, config_dir=options.config_dir, trust=options.trust, reuses=False
+            )
+            for start, folder in (
+                (self.launch, root),
+                (partial(launch, group="again"), f"{root}/again"),
+            )
+        )
+        metric = self._choose_metric()
+        self.evidence = Evidence(good, bad, self.store, again, options, metric=metric, say=say)
+
+    @abstractmethod
+    def open_ends(self) -> tuple[Contender, Contender, list[str]]:
+        """Return GOOD and BAD, and the names of the changes or commits to choose from."""
+
+    @abstractmethod
+    def search(self) -> tuple[list[list[str]], str]:
+        """Return the sets of suspects that make the difference, the smallest one first, and what
+        has decided about it."""
+
+    @abstractmethod
+    def holds(self, cause: Sequence[str]) -> bool:
+        """Return whether whole runs have the difference as well."""
+
+    @abstractmethod
+    def describe(self, suspect: str) -> dict[str, Any]:
+        """Return the entries of a suspect in the answer; `text` is for people."""
+
+    def find(self) -> Bisection:
+        """Return what makes the difference."""
+        difference = self._compare_ends()
+        self.say(difference)
+        causes, by = self.search()
+        # A short run shows early differences only, and another suspect may act later.
+        if not self.whole and self.evidence.metric and not self.evidence.is_failure:
+            self.say("checking the answer in whole runs")
+            if not self.holds(causes[0]):
+                self.say("they have no such difference: searching again in whole runs")
+                self.whole = True
+                causes, by = self.search()
+        return self._conclude(difference, causes, by)
 
     def launch(self, words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
         """Run a module in a process, see `launch_process`."""
@@ -176,46 +229,18 @@ class _Search:
             trust=self.options.trust,
         )
 
-    def open(self, good: Contender, bad: Contender, question: dict[str, Any]) -> None:
-        """Open the log and the runs of a question."""
-        options = self.options
-        content = [
-            good.digest,
-            bad.digest,
-            question,
-            # Runs have equal bits on equal machines only.
-            [platform.node(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()],
-            [options.short, options.most_pairs, options.error_rate, options.metric],
-            [options.is_bits],
-        ]
-        text = json.dumps(content, sort_keys=True, default=str)
-        root = f"{RUNS}/bisect-{blake2b(text.encode(), digest_size=4).hexdigest()}"
-        self.log = VerdictLog(Path(root), question)
-        shared = {"config_dir": options.config_dir, "trust": options.trust, "reuses": False}
-        self.store = RunStore(self.launch, root=root, **shared)  # type: ignore[arg-type]
-        again = RunStore(self.again, root=f"{root}/again", **shared)  # type: ignore[arg-type]
-        self.evidence = Evidence(
-            good,
-            bad,
-            self.store,
-            again,
-            options,
-            metric=self._choose_metric(good, bad),
-            say=self.say,
-        )
-
-    def _choose_metric(self, good: Contender, bad: Contender) -> str:
+    def _choose_metric(self) -> str:
         if self.options.is_bits:
             return ""
         if self.options.metric:
             return self.options.metric
-        monitors = {good.facts.monitor, bad.facts.monitor}
+        monitors = {self.good.facts.monitor, self.bad.facts.monitor}
         if len(monitors) == 1 and "" not in monitors:
             return monitors.pop()
         self.notes.append("no metric is common to both, so bits alone decide; --metric names one")
         return ""
 
-    def compare_ends(self) -> str:
+    def _compare_ends(self) -> str:
         """Return how GOOD and BAD differ: in short runs, else in whole ones."""
         if not self.whole:
             try:
@@ -225,39 +250,25 @@ class _Search:
                 self.whole = True
         return self.evidence.compare_ends(whole=True)
 
-    @property
-    def needs_check(self) -> bool:
-        """Whether an answer of short runs may not hold for the metric of whole ones."""
-        return not self.whole and bool(self.evidence.metric) and not self.evidence.is_failure
-
-    def find_verdict(self, subject: str, *, whole: bool) -> Verdict | None:
-        """Return the verdict of the log on a subject, if there is one."""
-        return self.log.get(_name_test(subject, whole=whole))
-
     def decide(self, subject: str, label: str, contender: Contender, *, whole: bool) -> Verdict:
         """Return the verdict on a contender, from the log or by runs."""
-        verdict = self.find_verdict(subject, whole=whole)
+        test = _name_test(subject, whole=whole)
+        verdict = self.log.get(test)
         if verdict is None:
             verdict = self.evidence.decide(contender, whole=whole)
-            self.log.add(_name_test(subject, whole=whole), verdict)
+            self.log.add(test, verdict)
             if verdict.kind != "skip":
                 self.evidence.discard(contender)
             self.say(f"{label}: {verdict.kind} ({verdict.detail})")
         return verdict
 
-    def conclude(
-        self,
-        difference: str,
-        causes: list[list[dict[str, Any]]],
-        suspects: int,
-        *,
-        is_certain: bool = True,
-    ) -> Bisection:
-        """Return the answer."""
+    def _conclude(self, difference: str, causes: list[list[str]], by: str) -> Bisection:
         metric = self.evidence.metric
         like_neither = [verdict for verdict in self.log.verdicts if verdict.kind == "other"]
         if metric and any(verdict.by == "bits" for verdict in like_neither):
             self.notes.append(f"{metric} does not tell BAD from GOOD: bits decide")
+        if not self.is_certain:
+            self.notes.append("the others cannot be run, so the first one may be any of these")
         undecided = self.log.list_undecided()
         if undecided:
             self.notes.append(
@@ -267,11 +278,11 @@ class _Search:
         extent = f"in runs of {format_count(self.options.short, 'update')}"
         return Bisection(
             difference,
-            causes,
-            is_certain,
-            self.by,
+            [[self.describe(suspect) for suspect in cause] for cause in causes],
+            self.is_certain,
+            by,
             "in whole runs" if self.whole else extent,
-            suspects,
+            len(self.suspects),
             len(self.log),
             self.log.made,
             len(self.store.trained),
@@ -288,15 +299,10 @@ def _name_test(subject: str, *, whole: bool) -> str:
 class _ConfigSearch(_Search):
     """Searches for the keys in which two configs differ."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        options: BisectOptions,
-        launch: Callable[..., int],
-        say: Callable[[str], None],
-    ) -> None:
-        super().__init__(options, launch, say)
-        contenders = parse_contenders(words, WorkingFolder(str(Path.cwd())), command="bisect")
+    def open_ends(self) -> tuple[Contender, Contender, list[str]]:
+        """Return GOOD and BAD, and the paths of the keys."""
+        here = WorkingFolder(str(Path.cwd()))
+        contenders = parse_contenders(self.words, here, command="bisect")
         if len(contenders) != 2:
             raise ConfigError(
                 f"phasetrain bisect: {len(contenders)} contenders; expected two, GOOD and BAD",
@@ -304,13 +310,14 @@ class _ConfigSearch(_Search):
             )
         good, bad = map(self.add_facts, contenders)
         list_by_digest([good, bad])
-        self.good = good
         observers = sorted({*good.facts.observers, *bad.facts.observers})
         schema = default_schema().with_observers(observers)
         changes = compare_configs(good.facts.asked, bad.facts.asked, schema)
-        self.changes = [
-            change for change in changes if change.resume != "free" and change.path != "RUN.seed"
-        ]
+        self.changes = {
+            change.path: change
+            for change in changes
+            if change.resume != "free" and change.path != "RUN.seed"
+        }
         if not self.changes:
             listed = join_first([change.path for change in changes], MAX_LISTED)
             raise NoDifferenceError(
@@ -319,56 +326,53 @@ class _ConfigSearch(_Search):
             )
         if "RUN.seed" in {change.path for change in changes}:
             self.notes.append(f"RUN.seed differs; all runs have seed {good.facts.seed} and later")
-        self.open(good, bad, {"changes": [change.path for change in self.changes]})
+        self.say(f"GOOD and BAD differ in {len(self.changes)} keys that can change bits")
+        return good, bad, list(self.changes)
 
-    def find(self) -> Bisection:
-        """Return the smallest sets of changes."""
-        count = format_count(len(self.changes), "key")
-        self.say(f"GOOD and BAD differ in {count} that can change bits")
-        difference = self.compare_ends()
-        self.say(difference)
-        causes = self._find_causes()
-        # A short run shows early differences only, and another key may act later.
-        if self.needs_check and causes[0] != self.changes:
-            self.say("checking the answer in whole runs")
-            if not self._is_bad(causes[0], whole=True):
-                self.say("they have no such difference: searching again in whole runs")
-                self.whole = True
-                causes = self._find_causes()
-        answer = [[_describe_change(change) for change in cause] for cause in causes]
-        return self.conclude(difference, answer, len(self.changes))
-
-    def _find_causes(self) -> list[list[Change]]:
-        if not self._is_bad(self.changes, whole=self.whole):
+    def search(self) -> tuple[list[list[str]], str]:
+        """Return the sets of keys that make the difference."""
+        if not self._test(self.suspects):
             raise ConfigError(
-                f"GOOD with all {len(self.changes)} changes is not like BAD, so the difference is "
+                f"GOOD with all {len(self.suspects)} changes is not like BAD, so the difference is "
                 f"not in these keys ({self.log.path}); expected two configs of the same code and "
                 "data. For a change of the code, bisect revisions with --rev A..B",
                 code="bisect.not_in_config",
             )
-        causes: list[list[Change]] = []
-        rest = self.changes
+        causes: list[list[str]] = []
+        rest = self.suspects
         # A set without these keys may make the difference as well, and be smaller.
         while rest and len(causes) < MAX_ALTERNATIVES and (not causes or self._test(rest)):
             causes.append(find_minimal_set(rest, self._test))
-            rest = [change for change in rest if change not in causes[-1]]
-        best = min(causes, key=len)
-        self.by = self._decide(best, whole=self.whole).by
-        return sorted(causes, key=len)
+            rest = [path for path in rest if path not in causes[-1]]
+        causes.sort(key=len)
+        return causes, self._decide(causes[0], whole=self.whole).by
 
-    def _test(self, changes: Sequence[Change]) -> bool | None:
-        verdict = self._decide(changes, whole=self.whole)
+    def holds(self, cause: Sequence[str]) -> bool:
+        """Return whether whole runs with these changes are like BAD."""
+        return len(cause) == len(self.suspects) or self._decide(cause, whole=True).kind == "bad"
+
+    def describe(self, suspect: str) -> dict[str, Any]:
+        """Return both values of a key."""
+        change = self.changes[suspect]
+        values = {"good": change.old, "bad": change.new}
+        old, new = (
+            "absent" if value is ABSENT else format_value(value) for value in values.values()
+        )
+        return {
+            "key": suspect,
+            **{side: None if value is ABSENT else value for side, value in values.items()},
+            "override": _make_override(change),
+            "text": f"{suspect}: {old} -> {new}",
+        }
+
+    def _test(self, paths: Sequence[str]) -> bool | None:
+        verdict = self._decide(paths, whole=self.whole)
         return None if verdict.kind == "skip" else verdict.kind == "bad"
 
-    def _is_bad(self, changes: Sequence[Change], *, whole: bool) -> bool:
-        return self._decide(changes, whole=whole).kind == "bad"
-
-    def _decide(self, changes: Sequence[Change], *, whole: bool) -> Verdict:
-        paths = [change.path for change in changes]
-        contender = replace(
-            self.good, words=(*self.good.words, *(_make_override(change) for change in changes))
-        )
-        label = f"{len(paths)} of {len(self.changes)} ({join_first(paths, MAX_LISTED)})"
+    def _decide(self, paths: Sequence[str], *, whole: bool) -> Verdict:
+        overrides = [_make_override(self.changes[path]) for path in paths]
+        contender = replace(self.good, words=(*self.good.words, *overrides))
+        label = f"{len(paths)} of {len(self.suspects)} ({join_first(paths, MAX_LISTED)})"
         return self.decide(" ".join(paths), label, contender, whole=whole)
 
 
@@ -378,39 +382,53 @@ def _make_override(change: Change) -> str:
     return f"{change.path}={format_literal(change.new, change.path)}"
 
 
-def _describe_change(change: Change) -> dict[str, Any]:
-    old, new = (
-        "absent" if value is ABSENT else format_value(value) for value in (change.old, change.new)
-    )
-    return {
-        "key": change.path,
-        "good": None if change.old is ABSENT else change.old,
-        "bad": None if change.new is ABSENT else change.new,
-        "override": _make_override(change),
-        "text": f"{change.path}: {old} -> {new}",
-    }
-
-
 class _CommitSearch(_Search):
     """Searches for the first commit with the difference."""
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        options: BisectOptions,
-        launch: Callable[..., int],
-        say: Callable[[str], None],
-        stack: ExitStack,
-    ) -> None:
-        super().__init__(options, launch, say)
-        check_words(words)
-        self.words = tuple(words)
+    def open_ends(self) -> tuple[Contender, Contender, list[str]]:
+        """Return A and B, and the commits after A."""
+        check_words(self.words)
         self.here = str(Path.cwd())
-        self.first, self.last = parse_range(options.range, self.here)
-        good, bad = (self._check_out(commit, stack) for commit in (self.first, self.last))
-        self.good = self.add_facts(good)
-        self.bad = replace(bad, facts=self.good.facts)
-        self.open(self.good, self.bad, {"good": self.first, "bad": self.last, "words": words})
+        first, last = parse_range(self.options.range, self.here)
+        good = self.add_facts(self._check_out(first, self.stack))
+        # The facts of A serve all commits: they are about its config, and a process takes time.
+        bad = replace(self._check_out(last, self.stack), facts=good.facts)
+        return good, bad, list_suspects(self.here, [first], last)
+
+    def search(self) -> tuple[list[list[str]], str]:
+        """Return the first bad commit last, and before it the commits without a verdict of which
+        one may be it."""
+        good, bad = {self.good.commit}, self.bad.commit
+        by = self._decide(bad, whole=self.whole).by
+        skipped: set[str] = set()
+        while True:
+            suspects = list_suspects(self.here, good, bad)
+            commit = next((each for each in suspects[:-1] if each not in skipped), None)
+            if commit is None:
+                break
+            verdict = self._decide(commit, whole=self.whole)
+            if verdict.kind == "good":
+                good.add(commit)
+            # If bits alone decide, the first commit with other bits than GOOD is wanted.
+            elif verdict.kind == "bad" or (verdict.kind == "other" and verdict.by == "bits"):
+                bad, by = commit, verdict.by
+            else:
+                skipped.add(commit)
+        self.is_certain = len(suspects) == 1
+        return [suspects], by
+
+    def holds(self, cause: Sequence[str]) -> bool:
+        """Return whether whole runs have the difference at the commit, and not before it."""
+        if not self.is_certain:
+            return True  # no single commit was found that could be checked
+        if self._decide(cause[0], whole=True).kind == "good":
+            return False
+        parent = find_commit(f"{cause[0]}^", self.here)
+        return parent == self.good.commit or self._decide(parent, whole=True).kind != "bad"
+
+    def describe(self, suspect: str) -> dict[str, Any]:
+        """Return name and subject of a commit."""
+        return {"commit": suspect, "text": describe_commit(suspect, self.here)}
 
     def _check_out(self, commit: str, stack: ExitStack) -> Contender:
         """Return a commit in a worktree that is removed with the stack."""
@@ -418,66 +436,13 @@ class _CommitSearch(_Search):
         label = describe_commit(commit, self.here)
         return Contender(label, self.words, commit=commit, working_folder=revision.working_folder)
 
-    def find(self) -> Bisection:
-        """Return the first commit with the difference."""
-        difference = self.compare_ends()
-        self.say(difference)
-        total = len(list_suspects(self.here, [self.first], self.last))
-        suspects = self._search()
-        if self.needs_check and not self._holds(suspects):
-            self.say("whole runs have no such difference: searching again in whole runs")
-            self.whole = True
-            suspects = self._search()
-        causes = [
-            {"commit": commit, "text": describe_commit(commit, self.here)} for commit in suspects
-        ]
-        if len(suspects) > 1:
-            self.notes.append("the others cannot be run, so the first one may be any of these")
-        return self.conclude(difference, [causes], total, is_certain=len(suspects) == 1)
-
-    def _search(self) -> list[str]:
-        """Return the first bad commit last, and before it the commits without a verdict of which
-        one may be it."""
-        good, bad = {self.first}, self.last
-        skipped: set[str] = set()
-        self.by = self._decide(bad, whole=self.whole).by
-        while True:
-            suspects = list_suspects(self.here, good, bad)
-            commit = next((each for each in suspects[:-1] if each not in skipped), None)
-            if commit is None:
-                return suspects
-            verdict = self._decide(commit, whole=self.whole)
-            if verdict.kind == "skip":
-                skipped.add(commit)
-            elif verdict.kind == "good":
-                good.add(commit)
-            # If bits alone decide, the first commit with other bits than GOOD is wanted.
-            elif verdict.kind == "bad" or verdict.by == "bits":
-                bad, self.by = commit, verdict.by
-            else:
-                skipped.add(commit)
-
-    def _holds(self, suspects: Sequence[str]) -> bool:
-        """Return whether whole runs have the difference at the commit that was found, and not
-        before it."""
-        if len(suspects) > 1:
-            return True  # no single commit was found that could be checked
-        found = suspects[0]
-        self.say("checking the answer in whole runs")
-        if self._decide(found, whole=True).kind == "good":
-            return False
-        parent = find_commit(f"{found}^", self.here)
-        return parent == self.first or self._decide(parent, whole=True).kind != "bad"
-
     def _decide(self, commit: str, *, whole: bool) -> Verdict:
         for end in (self.good, self.bad):
             if end.commit == commit:
                 return self.decide(commit, end.name, end, whole=whole)
-        verdict = self.find_verdict(commit, whole=whole)
+        verdict = self.log.get(_name_test(commit, whole=whole))
         if verdict is not None:
             return verdict
         with ExitStack() as stack:
-            contender = self._check_out(commit, stack)
-            # The facts of A serve all commits: they are about its config, and a process takes time.
-            contender = replace(contender, facts=self.good.facts)
+            contender = replace(self._check_out(commit, stack), facts=self.good.facts)
             return self.decide(commit, contender.label, contender, whole=whole)
