@@ -17,15 +17,23 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from phasetrain.addons.experiments.bisect.bisect import Bisection, bisect
+from phasetrain.addons.experiments.judge.contenders import FACTS
+from phasetrain.addons.experiments.judge.facts import main as write_facts
+from phasetrain.addons.experiments.judge.processes import WorkingFolder
 from phasetrain.addons.experiments.options import BisectOptions
+from phasetrain.cli import main as main_of_cli
 from phasetrain.runtime.machine import seed_of
 
 TASKS = {
@@ -124,6 +132,30 @@ BROKEN_CODE = (
 COMMITS = 12
 
 
+def launch_fork(
+    words: Sequence[str], working_folder: WorkingFolder, output: Path, **how: object
+) -> int:
+    """Run a module in a fork of this process, which has imported torch and trains nothing itself:
+    a new process takes longer to import it than a short run takes."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        os.chdir(working_folder.path)
+        sys.path[:0] = working_folder.search_path
+        with output.open("ab", buffering=0) as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        code = write_facts(words[1:]) if words[0] == FACTS else main_of_cli(words[1:])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
 def key_of(word: str) -> str:
     """Return the key of an override."""
     return word.partition("=")[0]
@@ -155,7 +187,7 @@ def run_config_case(number: int) -> tuple[Any, Any, Bisection]:
     changes = generator.permutation([*planted, *harmless]).tolist()
     bad = " ".join([experiment, *(json.dumps(word) if " " in word else word for word in changes)])
     options = BisectOptions(is_bits=not by_metric, short=4)
-    done = bisect([experiment, bad, *words], options, say=lambda line: None)
+    done = bisect([experiment, bad, *words], options, launch=launch_fork, say=lambda line: None)
     return expected, find_keys(done), done
 
 
@@ -220,7 +252,7 @@ def run_commit_case(number: int) -> tuple[Any, Any, Bisection]:
         try:
             planted = make_project(number)
             options = BisectOptions(range="start..main", is_bits=number < 8, short=4)
-            done = bisect(["wide.yaml"], options, say=lambda line: None)
+            done = bisect(["wide.yaml"], options, launch=launch_fork, say=lambda line: None)
             assert len(git("worktree", "list").splitlines()) == 1
         finally:
             os.chdir(here)
@@ -233,6 +265,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("bisections.jsonl"))
     parser.add_argument("--only", nargs="+", help="names of cases, such as config-3")
     flags = parser.parse_args()
+    torch.set_num_threads(1)
     out = flags.out.absolute()
     rows = []
     if out.exists():
