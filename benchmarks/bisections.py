@@ -13,6 +13,8 @@ exit code is 1 if a case is wrong.
 """
 
 import argparse
+import importlib
+import io
 import json
 import os
 import shutil
@@ -27,15 +29,16 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # noqa: F401 - each fork would import it, which takes longer than a short run
 
 from phasetrain.addons.experiments.bisect.bisect import Bisection, bisect
 from phasetrain.addons.experiments.judge.contenders import FACTS
 from phasetrain.addons.experiments.judge.facts import main as write_facts
 from phasetrain.addons.experiments.judge.processes import WorkingFolder
 from phasetrain.addons.experiments.options import BisectOptions
+from phasetrain.app.setup import resolve_config
 from phasetrain.cli import main as main_of_cli
 from phasetrain.runtime.machine import seed_of
+from phasetrain.runtime.terminal import Terminal
 
 TASKS = {
     "digits": (
@@ -165,6 +168,16 @@ def launch_fork(
         os._exit(code)
 
 
+def import_modules() -> None:
+    """Import what runs import: each fork would do it again, in most of its time."""
+    importlib.import_module("phasetrain.app.train.training")
+    importlib.import_module("torch._dynamo")
+    for experiment, *words in TASKS.values():
+        terminal = Terminal(io.StringIO(), live=False)
+        setup = resolve_config([f"experiment={experiment}", *words], terminal=terminal)
+        setup.builder().data()
+
+
 def key_of(word: str) -> str:
     """Return the key of an override."""
     return word.partition("=")[0]
@@ -280,6 +293,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help="names of cases, such as config-3")
     flags = parser.parse_args()
     torch.set_num_threads(1)
+    import_modules()
     out = flags.out.absolute()
     rows = []
     if out.exists():
