@@ -133,7 +133,7 @@ PLANTED_CODE = (
     ("wide.yaml", "lr: 0.1", "lr: 0.02"),
 )
 RUINING_CODE = ("net.py", "images.flatten(1)", "images.flatten(1) * 0")
-NEUTRAL_CODE = ("net.py", "(images.flatten(1))", "(images.flatten(1) * 1.001)")
+NEUTRAL_CODE = ("net.py", ".relu()", ".mul(1.001).relu()")
 BROKEN_CODE = (
     ("net.py", "import Tensor, nn", "import Tensor, nn, missing_name"),
     ("net.py", "def forward(self, images", "def forward(self, , images"),
