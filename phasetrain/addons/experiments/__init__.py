@@ -8,6 +8,7 @@ SWEEP_COMMAND = f"{PACKAGE}.sweep_command"
 RERUN_COMMAND = f"{PACKAGE}.rerun_command"
 PROOF_COMMANDS = f"{PACKAGE}.proof_commands"
 COMPARE_COMMANDS = f"{PACKAGE}.compare.commands"
+BISECT_COMMAND = f"{PACKAGE}.bisect.command"
 TRAVEL_COMMANDS = f"{PACKAGE}.travel.commands"
 GOLDEN_COMMANDS = f"{PACKAGE}.golden.commands"
 
@@ -109,6 +110,14 @@ def register(addon: AddOn) -> None:
             "9)",
             f"{PROOF_COMMANDS}:run_judge",
             arguments=f"{PROOF_COMMANDS}:add_judge_arguments",
+        ),
+        Command(
+            "bisect",
+            "GOOD BAD | --rev A..B [OVERRIDE ...]",
+            "find the key changes, or the first commit, that make the difference (exit code 9: "
+            "several commits remain)",
+            f"{BISECT_COMMAND}:run_bisect",
+            arguments=f"{BISECT_COMMAND}:add_bisect_arguments",
         ),
         Command(
             "verify",

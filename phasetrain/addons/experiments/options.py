@@ -146,6 +146,47 @@ class JudgeOptions:
 
 
 @dataclass(frozen=True)
+class BisectOptions:
+    """How to bisect.
+
+    Raises:
+        ConfigError: a value is out of range (code `cli.usage`).
+    """
+
+    range: str = option(
+        "",
+        "find the first commit after A, up to B, that makes the difference; the words are then the "
+        "command that is run in each commit",
+        flag="--rev",
+        metavar="A..B",
+    )
+    metric: str = option("", "such as test/accuracy, or -test/loss if smaller is better")
+    is_bits: bool = option(
+        False, "decide by bits alone, and train no whole runs for a metric", flag="--bits"
+    )
+    short: int = option(20, "updates of a short run (default: 20)", metavar="N")
+    is_full: bool = option(False, "compare whole runs instead of short ones", flag="--full")
+    error_rate: float = option(
+        0.01, "probability that a verdict by the metric is false (default: 0.01)", metavar="P"
+    )
+    most_pairs: int = option(
+        12, "most pairs of runs for a verdict (default: 12)", flag="--pairs", metavar="N"
+    )
+    trust: bool = option(False, TRUST)
+    config_dir: str | None = option(None, "folder with your configs", metavar="DIR")
+
+    def __post_init__(self) -> None:
+        problems = {
+            "--short": (self.short < 1, self.short, "1 or more"),
+            "--pairs": (self.most_pairs < 3, self.most_pairs, "3 or more"),
+            "--error-rate": (not 0 < self.error_rate < 1, self.error_rate, "between 0 and 1"),
+        }
+        for flag, (is_wrong, value, expected) in problems.items():
+            if is_wrong:
+                raise ConfigError(f"{flag} {value}: expected a number {expected}", code="cli.usage")
+
+
+@dataclass(frozen=True)
 class Question:
     """The change of a run that `rerun` is asked about."""
 
@@ -190,6 +231,9 @@ class AtOptions:
     """
 
     script: str | None = option(None, "run Python code instead of a prompt", metavar="FILE")
+    notebook: str | None = option(
+        None, "write a Jupyter notebook that restores the state, and open no prompt", metavar="FILE"
+    )
     memory: float = option(
         1.0, "GiB of states kept in memory, for back() and goto() (default: 1)", metavar="GIB"
     )
@@ -198,6 +242,10 @@ class AtOptions:
     def __post_init__(self) -> None:
         if not self.memory >= 0:
             raise ConfigError(f"--memory {self.memory}: expected 0 or more GiB", code="cli.usage")
+        if self.script is not None and self.notebook is not None:
+            raise ConfigError(
+                "phasetrain at: expected --script or --notebook, not both", code="cli.usage"
+            )
 
 
 @dataclass(frozen=True)

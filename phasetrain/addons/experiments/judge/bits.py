@@ -64,11 +64,35 @@ def compare_bits(one: TrainedRun, other: TrainedRun) -> BitComparison:
     if not compared.equal and not unshared:
         return BitComparison(updates, compared.updates, compared.components[0])
     # The names of modules do not count, since a refactoring may change them.
-    weights = [_hash_weights(run) for run in (one, other)]
+    weights = [hash_weights(run) for run in (one, other)]
     digests = [sorted(each.values()) for each in weights]
     if digests[0] != digests[1]:
         return BitComparison(updates, updates, WEIGHTS)
     return BitComparison(updates, is_renamed=weights[0] != weights[1], unshared=unshared)
+
+
+def have_equal_results(one: TrainedRun, other: TrainedRun) -> bool:
+    """Return whether two runs have equal weights at the end and equal measured values.
+
+    The records of the updates are compared only if no weights were saved: a record may have a
+    gradient norm, or not, although nothing else differs.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    weights = [sorted(hash_weights(run).values()) for run in (one, other)]
+    if not any(weights):
+        return compare_bits(one, other).is_identical
+    return weights[0] == weights[1] and _list_measured(one) == _list_measured(other)
+
+
+def _list_measured(run: TrainedRun) -> list[str]:
+    # As text, in which NaN is equal to NaN.
+    return [
+        repr((line.split, line.epoch, line.updates, line.metrics))
+        for line in run.view.lines
+        if line.kind == "phase"
+    ]
 
 
 def _find_unshared_metrics(one: TrainedRun, other: TrainedRun) -> tuple[str, ...]:
@@ -94,7 +118,7 @@ def _find_unshared_metrics(one: TrainedRun, other: TrainedRun) -> tuple[str, ...
     return tuple(sorted(names))
 
 
-def _hash_weights(run: TrainedRun) -> Mapping[str, str]:
+def hash_weights(run: TrainedRun) -> Mapping[str, str]:
     """Return name -> digest of each tensor of model and loss in the newest checkpoint."""
     loaded = Checkpointer(f"{run.folder}/checkpoints", open_storage(run.folder)).load_newest()
     # CHECKPOINT may save nothing at the end; then the ledger has samples of the weights only.

@@ -4,6 +4,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -74,13 +75,16 @@ class Contender:
         return self.label
 
 
-def parse_contenders(words: Sequence[str], working_folder: WorkingFolder) -> list[Contender]:
+def parse_contenders(
+    words: Sequence[str], working_folder: WorkingFolder, *, command: str = "judge"
+) -> list[Contender]:
     """Return the contenders that the words of a command line name.
 
     Args:
         words: run folders, experiment files and names of experiments, each of them perhaps followed
             by overrides within the same word; other words `SECTION.key=value` are for all of them.
         working_folder: the working directory.
+        command: the command, for messages.
 
     Raises:
         ConfigError: fewer than two contenders, or one is named twice.
@@ -89,7 +93,7 @@ def parse_contenders(words: Sequence[str], working_folder: WorkingFolder) -> lis
     named = [word for word in words if not _is_override(word)]
     if len(named) < 2:
         raise ConfigError(
-            "phasetrain judge: expected a baseline and a candidate, each a run folder, an "
+            f"phasetrain {command}: expected a baseline and a candidate, each a run folder, an "
             'experiment, or an experiment with overrides in quotes ("wide.yaml '
             'OPTIMIZER.lr=0.05"); or --rev REVISION and the words of a run',
             code="cli.usage",
@@ -107,21 +111,28 @@ def parse_contenders(words: Sequence[str], working_folder: WorkingFolder) -> lis
 
 def _is_override(word: str) -> bool:
     key, sign, value = word.partition("=")
-    if Path(word).is_dir() or (key == EXPERIMENT and len(value.split()) > 1):
+    if _is_folder(word) or (key == EXPERIMENT and len(value.split()) > 1):
         return False
     # A value may have spaces; an experiment with overrides has one before the first sign.
     return word.startswith("~") or (bool(sign) and len(key.split()) == 1)
 
 
+def _is_folder(word: str) -> bool:
+    # Many overrides in one word are longer than a path may be, which is an error for pathlib.
+    with suppress(OSError):
+        return Path(word).is_dir()
+    return False
+
+
 def _parse_contender(text: str, shared: Sequence[str], working_folder: WorkingFolder) -> Contender:
     # A folder whose name has spaces or quotes is no list of words.
-    if Path(text).is_dir():
+    if _is_folder(text):
         first, rest = text, list[str]()
     else:
         first, *rest = shlex.split(text)
     check_words(rest)
     words = (*shared, *rest)  # its own come last, and win
-    if Path(first).is_dir():
+    if _is_folder(first):
         check_run_folder(first, open_storage(first))
         return Contender(text, words, stored=first.rstrip("/"), working_folder=working_folder)
     if "/" in first and not is_file_word(first) and "=" not in first:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from string import ascii_uppercase
@@ -25,14 +24,14 @@ from phasetrain.addons.experiments.judge.trained_runs import (
     TrainedRun,
     check_metric,
     check_stored,
-    find_direction,
     list_config_changes,
     read_promise,
     read_value,
+    resolve_objective,
 )
 from phasetrain.addons.experiments.options import JudgeOptions
 from phasetrain.errors import ConfigError
-from phasetrain.runs.direction import Direction, Objective
+from phasetrain.runs.direction import Objective
 from phasetrain.runtime.format import join_first
 
 log = logging.getLogger(__name__)
@@ -257,7 +256,8 @@ class _Session:
             if trial.is_identical:
                 return
             self.say(f"{trial.letter} is {trial.bits.sentence}")
-        objective = self._resolve_objective(baseline, candidate)
+        objective = resolve_objective(self.metric, baseline, candidate)
+        self.objective = objective
         which = self.settings.which
         values = [read_value(run, objective, which) for run in (baseline, candidate)]
         pair = Pair(baseline, candidate, (values[0], values[1]))
@@ -265,26 +265,6 @@ class _Session:
         score = objective.direction.score
         scores = [(score(pair.values[0]), score(pair.values[1])) for pair in trial.pairs]
         trial.look = decide(scores, self.rule)
-
-    def _resolve_objective(self, baseline: TrainedRun, candidate: TrainedRun) -> Objective:
-        """Return the metric with its direction: a minus sign decides, then the records of
-        the runs."""
-        objective = Objective.parse(self.metric)
-        for run in (baseline, candidate):
-            check_metric(run.folder, objective.metric)
-        if objective.direction is Direction.LARGER:
-            directions = [find_direction(run, objective.metric) for run in (baseline, candidate)]
-            # One run may be older than records of directions; two different records are an error.
-            distinct = {direction for direction in directions if direction is not None}
-            if len(distinct) != 1:
-                raise ConfigError(
-                    f"--metric {self.metric}: the runs do not say which values are better; give "
-                    f"--metric -{objective.metric} if smaller ones are, or another metric",
-                    code="judge.no_direction",
-                )
-            objective = replace(objective, direction=distinct.pop())
-        self.objective = objective
-        return objective
 
     def _check_data(self, contender: Contender, one: TrainedRun, other: TrainedRun) -> None:
         """Reject runs that were measured on different data."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from phasetrain.addons.experiments.warm.start import start_process
+from phasetrain.addons.experiments.warm.start import SWITCH, start_process
 from phasetrain.errors import PhasetrainError
 from phasetrain.runtime.child_processes import convert_exit_code, forward_signals
 
@@ -51,8 +51,23 @@ class Launch(Protocol):
         """Run `python -m WORDS` in a folder, and append its output to a file."""
 
 
-def launch_process(words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
+def launch_process(
+    words: Sequence[str],
+    working_folder: WorkingFolder,
+    output: Path,
+    *,
+    group: str = "",
+    is_warm: bool = True,
+) -> int:
     """Run a module in a new process, and return the exit code.
+
+    Args:
+        words: the module, and its command line.
+        working_folder: where it runs.
+        output: file to which its output is appended.
+        group: runs of one group have the same seed of Python's hashes; by default those of one
+            contender.
+        is_warm: whether a warm parent may fork it, which stays until this process ends.
 
     Raises:
         StoppedError: a signal came; it was forwarded, and the process has ended.
@@ -60,6 +75,8 @@ def launch_process(words: Sequence[str], working_folder: WorkingFolder, output: 
     environment = dict(os.environ)
     # As in the installed command, the working directory is searched last (see `run_imports`).
     environment["PYTHONSAFEPATH"] = "1"
+    if not is_warm:
+        environment[SWITCH] = "0"
     if working_folder.search_path:
         environment["PYTHONPATH"] = os.pathsep.join(working_folder.search_path)
     with output.open("ab") as file:
@@ -70,7 +87,7 @@ def launch_process(words: Sequence[str], working_folder: WorkingFolder, output: 
             stdin=subprocess.DEVNULL,  # a `breakpoint()` in a run must not wait for the terminal
             output=file,
             # Bits that depend on the seed of Python's hashes must not look identical.
-            group=str(output.parent),
+            group=group or str(output.parent),
         )
         with forward_signals([process]) as received:
             code = process.wait()

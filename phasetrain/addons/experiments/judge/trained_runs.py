@@ -1,9 +1,10 @@
 """The runs of contenders: found among finished ones, or trained."""
 
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,27 @@ POLL_SECONDS = 0.2
 """Interval at which a folder that is in use is looked at."""
 
 Which = Literal["last", "best"]
+
+
+class RunFailedError(PhasetrainError):
+    """A run of a contender did not finish (exit code 1).
+
+    Args:
+        message: which run, and why.
+        exit_code: exit code of its process.
+        line: the last line of its output.
+
+    Attributes:
+        signature: equal for runs that fail for the same reason: the exit code, and the first word
+            of the last line without numbers.
+    """
+
+    default_code = "judge.run_failed"
+
+    def __init__(self, message: str, exit_code: int, line: str) -> None:
+        super().__init__(message)
+        word = re.sub(r"\d+", "", line.partition(" ")[0])
+        self.signature = f"{exit_code} {word}".strip()
 
 
 @dataclass(frozen=True)
@@ -122,11 +144,12 @@ class RunStore:
         # A short run that ends before its pause has finished.
         state = read_status(path).state
         if state not in (expected, "finished"):
-            raise PhasetrainError(
+            line = read_last_line(output)
+            raise RunFailedError(
                 f"{contender.name}: the run in {folder} did not finish (exit code {code}, "
-                f"{state or 'no status'}): {read_last_line(output)}; see {output}, then re-run the "
-                "command to resume",
-                code="judge.run_failed",
+                f"{state or 'no status'}): {line}; see {output}, then re-run the command to resume",
+                code,
+                line,
             )
 
     def _list_words(self, contender: Contender, path: Path, words: Sequence[str]) -> list[str]:
@@ -251,6 +274,31 @@ def check_metric(folder: str, metric: str) -> None:
             f"{', '.join(last) or 'none'}",
             code="judge.no_metric",
         )
+
+
+def resolve_objective(metric: str, baseline: TrainedRun, candidate: TrainedRun) -> Objective:
+    """Return the metric of two runs with its direction: a minus sign decides, then the records of
+    the runs.
+
+    Raises:
+        ConfigError: a run has no such metric, or nothing says which values are better (code
+            `judge.no_direction`).
+    """
+    objective = Objective.parse(metric)
+    for run in (baseline, candidate):
+        check_metric(run.folder, objective.metric)
+    if objective.direction is not Direction.LARGER:
+        return objective
+    directions = [find_direction(run, objective.metric) for run in (baseline, candidate)]
+    # One run may be older than records of directions; two different records are an error.
+    distinct = {direction for direction in directions if direction is not None}
+    if len(distinct) != 1:
+        raise ConfigError(
+            f"--metric {metric}: the runs do not say which values are better; give "
+            f"--metric -{objective.metric} if smaller ones are, or another metric",
+            code="judge.no_direction",
+        )
+    return replace(objective, direction=distinct.pop())
 
 
 def read_value(run: TrainedRun, objective: Objective, which: Which) -> float:

@@ -28,12 +28,23 @@ def add_at_arguments(parser: argparse.ArgumentParser) -> None:
 def run_at(call: Call) -> Outcome:
     """Restore the state just before a past update, for a prompt or a script."""
     from phasetrain.addons.experiments.travel.at import visit_update
+    from phasetrain.addons.experiments.travel.notebook import write_notebook
     from phasetrain.app.engines import print_log
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
     options = read_options(AtOptions, flags)
     with print_log(Terminal(live=False)):
+        if options.notebook is not None:
+            write_notebook(
+                options.notebook,
+                flags.run_folder,
+                flags.update,
+                memory_gb=options.memory,
+                trust=options.trust,
+            )
+            text = f"{options.notebook} is written; open it with `jupyter lab {options.notebook}`"
+            return Outcome(text=text, content={"notebook": options.notebook})
         return visit_update(
             flags.run_folder,
             flags.update,

@@ -14,6 +14,7 @@ from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
 from phasetrain.addons.experiments.travel.sample_order import COLUMNS, OrderTable, SampleOrder
 from phasetrain.errors import ConfigError
 from phasetrain.runs.ledger import NORM
+from phasetrain.runtime.format import format_count
 
 MAX_SHOWN = 1000
 """Maximum number of rows in the text."""
@@ -83,7 +84,8 @@ class Answer:
             )
         if not self.checked:
             return "not compared with the ledger, which has none of these updates"
-        return f"samples of {self.checked} updates compared with the ledger: all equal"
+        updates = format_count(self.checked, "update")
+        return f"samples of {updates} compared with the ledger: all equal"
 
 
 def answer_order(folder: str, options: OrderOptions) -> Answer:

@@ -17,9 +17,11 @@ from phasetrain.config.compose.override_text import format_literal, quote_value
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.repeats import decode_plan
+from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import Ledger, LedgerRecord, list_differences
 from phasetrain.runs.view import RunView
+from phasetrain.runtime.format import format_count
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import SplitData
 
@@ -69,6 +71,19 @@ class PastRun:
         if checkpoint_root(storage, folder) is None:
             return self.setup.builder().plan(self.data)
         return decode_plan(read_promised(folder, "latest", storage)["plan"])
+
+    def check_update(self, update: int) -> None:
+        """Reject an update before which the run has had no state.
+
+        Raises:
+            ConfigError: the run has not made the update before it (code `at.no_such_update`).
+        """
+        if not 1 <= update <= self.last + 1:
+            raise ConfigError(
+                f"update {update}: {self.folder.path} has made {format_count(self.last, 'update')};"
+                f" expected 1 to {self.last + 1}",
+                code="at.no_such_update",
+            )
 
     def find_start(self, update: int) -> ReplayStart:
         """Return the newest valid checkpoint before an update, or the start of the run; log how the

@@ -259,13 +259,7 @@ class Visit:
             ConfigError: the run has not made the update before it (code `at.no_such_update`), or
                 skips the update, because all of its samples are excluded (`at.no_samples`).
         """
-        last = self.past.last
-        if not 1 <= update <= last + 1:
-            raise ConfigError(
-                f"update {update}: {self.past.folder.path} has made {format_count(last, 'update')};"
-                f" expected 1 to {last + 1}",
-                code="at.no_such_update",
-            )
+        self.past.check_update(update)
         self._begin(update)
         self._target = update
         self._advance()

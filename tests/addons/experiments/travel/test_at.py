@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,6 +219,25 @@ class TestCommand:
         assert "('IN', 7)" in done.stdout
         assert "('AFTER', 8, ())" in done.stdout
 
+    def test_notebook_has_the_objects_of_the_prompt(
+        self, past: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "look.ipynb"
+        before = list_files(past)
+        assert main(["at", str(past), "7", "--notebook", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["notebook"] == str(path)
+        content = json.loads(path.read_text())
+        assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
+        names: dict[str, Any] = {}
+        _, opening, *cells = [cell["source"] for cell in content["cells"]]
+        for _ in range(2):  # a cell may run twice
+            exec(opening, names)
+        assert names["update"] == 7
+        for cell in cells:
+            exec(cell, names)
+        assert (names["report"].update, names["report"].differs, names["update"]) == (7, (), 7)
+        assert list_files(past) == before
+
     @pytest.mark.parametrize(
         ("words", "code"),
         [
@@ -225,6 +245,10 @@ class TestCommand:
             (["0"], "at.no_such_update"),
             (["3", "--script", "missing.py"], "at.no_script"),
             (["3", "--memory", "-1"], "cli.usage"),
+            (["17", "--notebook", "look.ipynb"], "at.no_such_update"),
+            (["3", "--notebook", "missing/look.ipynb"], "at.notebook"),
+            (["3", "--notebook", __file__], "at.notebook"),
+            (["3", "--notebook", "look.ipynb", "--script", __file__], "cli.usage"),
         ],
     )
     def test_wrong_arguments(
@@ -273,6 +297,13 @@ def test_config_that_was_changed_is_rejected(past: Path, tmp_path: Path) -> None
     config.write_text(text.replace("lr: 0.1\n", "lr: 0.2\n"))
     with raises(ChangedError, code="resume.adjustable_key"), visit(folder, 7):
         pass
+
+
+def test_run_without_checkpoints_is_trained_from_its_start(past: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(past, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    with visit(folder, 7) as at:
+        assert (at.began, at.replayed, at.checked, at.first_difference) == (0, 6, 6, None)
 
 
 def test_folder_without_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Find the key changes, or the commit, that make the difference between two runs."""
