@@ -15,7 +15,7 @@ from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.proof.digest import digest_leaves
-from phasetrain.proof.held import Saved, is_custom, read_key
+from phasetrain.proof.held import Saved, read_key
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import SavedTask, Task
 from phasetrain.tasks.dry_run import preserve_state
@@ -35,7 +35,7 @@ def check_effects_of_tests(run_spec: RunSpec, task: Task) -> None:
     it and without, from the same state of a task that is thrown away; the warning comes if losses
     or weights differ. An effect that only later updates have is not found.
 
-    Nothing is compared if task, model and losses have no custom class, or weights are sharded.
+    Nothing is compared if weights are sharded.
     Every rank has to call this. The task keeps its state, except for parameters that a test
     changes; the global generators move.
 
@@ -43,7 +43,7 @@ def check_effects_of_tests(run_spec: RunSpec, task: Task) -> None:
         run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
-    if task.shards_weights or not _has_custom_parts(task):
+    if task.shards_weights:
         return
     followed = list_followed_tests(run_spec.plan)
     changed: dict[str, None] = {}
@@ -95,12 +95,6 @@ def list_followed_tests(plan: Plan) -> list[tuple[Phase, Phase]]:
             firsts.update(np.flatnonzero(is_wanted)[:1].tolist())
     pairs = [(phases[int(tests[at])], phases[int(trained[after[at]])]) for at in sorted(firsts)]
     return [(test, train) for test, train in pairs if not test.weights and test.steps]
-
-
-def _has_custom_parts(task: Task) -> bool:
-    roots = (task.parts.model, task.parts.loss, *task.parts.losses)
-    kinds = {type(module) for root in roots for module in root.modules()}
-    return any(map(is_custom, {type(task), *kinds}))
 
 
 def _list_changes(task: Task, test: Phase, plan: Plan) -> list[str]:

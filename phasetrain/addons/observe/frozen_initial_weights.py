@@ -2,9 +2,12 @@
 trained."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
 
 from phasetrain.runtime.format import join_first
-from phasetrain.tasks import Task
 
 log = logging.getLogger(__name__)
 
@@ -12,19 +15,17 @@ MAX_LISTED = 4
 """Parameters named in the warning."""
 
 
-def check_frozen_initial_weights(task: Task) -> None:
-    """Warn of frozen weights that MODEL.weights leaves out, such as a new head beside adapters.
+def check_frozen_initial_weights(model: nn.Module, report: Mapping[str, Any]) -> None:
+    """Warn of frozen weights that MODEL.weights leaves out, such as a new head next to adapters.
 
     Args:
-        task: the task of the run; nothing is reported if it loads no weights.
+        model: the model of the run.
+        report: which of its tensors were loaded.
     """
-    report = task.parts.weights
-    if report is None:
-        return
     initial = {*report["reinit"], *report["missing"], *report["mismatched"]}
     frozen = [
         name
-        for name, parameter in task.parts.model.named_parameters(remove_duplicate=False)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
         if name in initial and not parameter.requires_grad
     ]
     if frozen:

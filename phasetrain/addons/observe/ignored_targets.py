@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.data import SampleReader
 from phasetrain.engine.batch import IGNORED
@@ -164,3 +163,21 @@ def _read_target(task: Task, phase: Phase) -> Any:
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("targets are not checked: %s: %s", type(error).__name__, error)
         return None
+
+
+def list_splits(run_spec: RunSpec) -> list[str]:
+    """Return the settings that compute a batch in parts."""
+    setup = run_spec.setup
+    config = setup.config
+    sampler = config.DATA.TRAIN.sampler
+    splits = {
+        f"OPTIMIZER.accumulate = {config.OPTIMIZER.accumulate}": (
+            (config.OPTIMIZER.accumulate or 1) > 1
+        ),
+        f"a world size of {setup.world.size}": not setup.world.is_single_process,
+        "DISTRIBUTED.reduction = 'ordered'": config.DISTRIBUTED.reduction == "ordered",
+        "max_tokens of DATA.TRAIN.sampler": (
+            isinstance(sampler, Mapping) and sampler.get("max_tokens") is not None
+        ),
+    }
+    return [text for text, is_set in splits.items() if is_set]

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phasetrain.addons.observe.ignored_targets import replace_reported_targets
+from phasetrain.addons.observe.ignored_targets import list_splits, replace_reported_targets
 from phasetrain.addons.observe.sample_rows import take_rows
-from phasetrain.addons.observe.split_batches import list_splits
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase

@@ -1,16 +1,10 @@
 """Warnings before the first step about mistakes that raise no error."""
 
-from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
-from phasetrain.addons.observe.effects_of_tests import check_effects_of_tests
-from phasetrain.addons.observe.frozen_initial_weights import check_frozen_initial_weights
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
-from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
-from phasetrain.addons.observe.unscheduled_steps import (
-    check_unscheduled_steps,
-    check_unused_advance,
-)
 from phasetrain.app.preflight.run_spec import RunSpec
+from phasetrain.losses import FunctionLoss
+from phasetrain.proof.held import is_custom
 from phasetrain.tasks import Task
 
 
@@ -25,12 +19,35 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
         run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
+    check_ignored_targets(run_spec, task)
+    check_mirrored_points(run_spec)
+    if task.parts.weights is not None:
+        from phasetrain.addons.observe.frozen_initial_weights import check_frozen_initial_weights
+
+        check_frozen_initial_weights(task.parts.model, task.parts.weights)
+    if not has_custom_parts(task):
+        return
+    from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
+    from phasetrain.addons.observe.effects_of_tests import check_effects_of_tests
+    from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
+    from phasetrain.addons.observe.unscheduled_steps import (
+        check_unscheduled_steps,
+        check_unused_advance,
+    )
+
+    check_unscheduled_steps(run_spec, task)
+    check_unused_advance(task)
     check_loss_in_parts(run_spec, task)
     check_coupled_tests(run_spec, task)
     check_broadcast_loss(run_spec, task)
-    check_ignored_targets(run_spec, task)
-    check_mirrored_points(run_spec)
-    check_unscheduled_steps(run_spec, task)
-    check_unused_advance(task)
-    check_frozen_initial_weights(task)
     check_effects_of_tests(run_spec, task)
+
+
+def has_custom_parts(task: Task) -> bool:
+    """Return whether task, model or a loss is not one of phasetrain or torch."""
+    roots = (task.parts.model, task.parts.loss, *task.parts.losses)
+    modules = [module for root in roots for module in root.modules()]
+    codes = {
+        module.function if isinstance(module, FunctionLoss) else type(module) for module in modules
+    }
+    return any(map(is_custom, {type(task), *codes}))

@@ -12,7 +12,7 @@ from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
 from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
-from phasetrain.tasks import Parts
+from phasetrain.tasks import Parts, Task
 from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.optimizer_builder import build_schedules
 
@@ -47,6 +47,13 @@ def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
         f"its peak, for the remaining {left:,} updates; {WAYS}: stop the run and start the command "
         "again with one of them and RUN.allow=PHASES"
     )
+
+
+def read_remaining_lr(task: Task, where: float) -> float:
+    """Return the highest learning rate from a point of the training on, as a fraction of its peak;
+    1 for a task without an updater."""
+    updater = task.parts.updater
+    return 1.0 if updater is None else updater.schedules.remaining_lr(where)
 
 
 def list_changed_facts(run_spec: RunSpec, loaded: LoadedCheckpoint, parts: Parts) -> list[str]:

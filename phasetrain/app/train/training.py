@@ -26,7 +26,7 @@ from phasetrain.app.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
-from phasetrain.app.train.longer import list_changed_facts, warn_of_low_lr
+from phasetrain.app.train.longer import list_changed_facts, read_remaining_lr, warn_of_low_lr
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
     add_lost,
@@ -363,7 +363,7 @@ class Training:
             at = f"update {state.updates} of {run_spec.plan.updates}"
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
             plan = run_spec.plan
-            warning = warn_of_low_lr(plan, state, _remaining_lr(task, plan.where(state)))
+            warning = warn_of_low_lr(plan, state, read_remaining_lr(task, plan.where(state)))
             for line in filter(None, (warning, *list_changed_facts(run_spec, loaded, task.parts))):
                 log.warning(line)
         elif self.attempt.before.attempt:
@@ -426,7 +426,9 @@ class Training:
                 result.digest,
                 best,
                 self.checkpointer,
-                remaining_lr=_remaining_lr(engine.task, plan.where_at(max(plan.updates - 1, 0))),
+                remaining_lr=read_remaining_lr(
+                    engine.task, plan.where_at(max(plan.updates - 1, 0))
+                ),
             )
         else:
             result = self._preempted_result(engine, result)
@@ -478,13 +480,6 @@ def _warn_of_other_weights(before: Mapping[str, Any] | None, now: Mapping[str, A
                 "the run starts over with the new weights",
                 new["read"],
             )
-
-
-def _remaining_lr(task: Task, where: float) -> float:
-    updater = task.parts.updater
-    if updater is None:
-        return 1.0
-    return updater.schedules.remaining_lr(where)
 
 
 def _changes_steps(hooks: Mapping[str, Hook]) -> bool:

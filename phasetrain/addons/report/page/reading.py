@@ -222,11 +222,11 @@ class RunReport(RunView):
     @cached_property
     def spikes(self) -> list[Any]:
         """Spikes of the training loss, which `phasetrain why` explains; empty without a ledger."""
-        find = find_service("find_spikes")
         curve = self.steps.get("loss")
-        if find is None or curve is None or not self.storage.exists(self.file(LEDGER)):
+        if curve is None or len(curve.y) < 2 or not self.storage.exists(self.file(LEDGER)):
             return []
-        spikes: list[Any] = find(curve.x.astype(int).tolist(), curve.y)
+        find = find_service("find_spikes")
+        spikes: list[Any] = find(curve.x.astype(int).tolist(), curve.y) if find else []
         return spikes
 
     @cached_property
