@@ -64,7 +64,7 @@ class Key:
         path: dotted path, such as `DATA.TRAIN.batch_size`.
         type: type and bounds of its values.
         resume: effect of a changed value on resume.
-        scope: result, run or machine.
+        scope: result, run, command or machine.
         meaning: one sentence with the unit.
         default: default value, made of plain lists and dicts.
         fields: dataclass of the keys below it if the value is a mapping with known keys.
@@ -95,7 +95,7 @@ def key(
         meaning: one sentence with the unit, for the reference and `--help`.
         resume: effect of a changed value on resume; only keys about the result have to say it,
             others are free.
-        scope: result, run or machine.
+        scope: result, run, command or machine.
         fields: dataclass of the keys below if the value is a mapping with known keys.
         bounds: bounds of numbers (`ge=1`).
     """
