@@ -31,7 +31,8 @@ Skipped = bool | Tensor
 class Average(ABC):
     """A copy of a model that follows its weights.
 
-    Parameters are averaged; buffers are copied from the model.
+    Parameters are averaged; buffers are copied from the model, except the running statistics of
+    batch norms with `average_statistics`.
 
     Args:
         model: model whose weights are averaged.
@@ -108,8 +109,8 @@ class Average(ABC):
         """Take the current weights into the average, if they are due.
 
         Args:
-            updates: of the run that were attempted, the last one included.
-            skipped: whether that one was not made; or a 0-d tensor on the device that is not 0
+            updates: number of updates attempted so far, the last one included.
+            skipped: whether the last one was not made; or a 0-d tensor on the device that is not 0
                 then.
         """
 
