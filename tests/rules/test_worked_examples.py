@@ -36,7 +36,7 @@ def _select(hunk: Sequence[str], marks: str) -> str:
     return "".join(f"{line[1:]}\n" for line in hunk if line[0] in marks)
 
 
-def list_shape_errors(changes: Mapping[str, Sequence[Hunk]], root: Path) -> list[str]:
+def list_misfits(changes: Mapping[str, Sequence[Hunk]], root: Path) -> list[str]:
     """Return a line for each hunk that does not fit exactly one place of its file."""
     misfits = []
     for name, hunks in changes.items():
@@ -65,7 +65,7 @@ def test_there_is_an_example_for_a_key_a_hook_and_a_command() -> None:
 @pytest.mark.parametrize("diff", EXAMPLES)
 def test_example_fits_the_code_and_has_few_files(diff: str) -> None:
     changes = read_changes(diff)
-    assert list_shape_errors(changes, ROOT) == []
+    assert list_misfits(changes, ROOT) == []
     assert len(changes) <= MAX_FILES
 
 
@@ -73,7 +73,7 @@ def test_hunk_that_fits_nowhere_or_twice_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("one\ntwo\none\n")
     diff = "--- a.md\n one\n+new\n@@\n-two\n+2\n@@\n three\n\n--- b.md\n+new\n\n--- c.md\n old\n"
     changes = read_changes(diff)
-    assert list_shape_errors(changes, tmp_path) == [
+    assert list_misfits(changes, tmp_path) == [
         "a.md: 2 places for 'one\\n'",
         "a.md: 0 places for 'three\\n'",
         "c.md: 0 places for 'old\\n'",
@@ -101,7 +101,7 @@ def test_examples_pass_their_tests_in_a_copy(tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     examples = [read_changes(diff) for diff in EXAMPLES]
     for changes in examples:
-        assert list_shape_errors(changes, tmp_path) == []
+        assert list_misfits(changes, tmp_path) == []
         apply_changes(changes, tmp_path)
     written = sorted({name for changes in examples for name in changes})
     sources = [name for name in written if name.endswith(".py")]
