@@ -194,7 +194,7 @@ def select_subset(source: SampleSource, subset: Subset) -> Indices | None:
     if not subset.complement:
         return chosen
     if len(chosen) == total:
-        raise ValueError("complement: the other samples are none; give `samples` or `folds`")
+        raise ValueError("complement: selects no samples; give `samples` or `folds`")
     return np.setdiff1d(np.arange(total), chosen, assume_unique=True)
 
 
