@@ -111,7 +111,7 @@ class StepRunner(ABC):
         self._step_weight = 0.0
         self._step_samples: int | None = None
         # Of each step of an updater: whether it was skipped, and its mean loss over ranks.
-        self._steps: list[tuple[Skipped, Tensor | None]] = []
+        self._updater_results: list[tuple[Skipped, Tensor | None]] = []
         # Of each update of `run_step`, after which averages move, whether it was skipped.
         self._due_averages: list[Skipped] | None = None
         # Meters of the current split; `begin` selects them.
@@ -195,7 +195,7 @@ class StepRunner(ABC):
 
     def begin_update(self, at: Position) -> None:
         """Set the scheduled options of optimizers and losses, and the weights that are frozen."""
-        self._steps = []
+        self._updater_results = []
         for loss in self._scheduled_losses:
             loss.advance(at.where, at.updates)
         frozen = None
@@ -292,17 +292,17 @@ class StepRunner(ABC):
             events: events of hooks.
         """
         # A task may call `loss.backward()` itself, and its updater does not notice.
-        steps_always = not self.parts.other_updaters and not self._steps
+        steps_always = not self.parts.other_updaters and not self._updater_results
         for updater in self.updaters.values():
             if updater.has_gradient or steps_always:
                 self.step_updater(updater, done, at, events)
         skipped: Skipped = True
         losses = []
-        for was_skipped, loss in self._steps:
+        for was_skipped, loss in self._updater_results:
             skipped = both_skipped(skipped, was_skipped)
             if loss is not None:
                 losses.append(loss)
-        self._steps = []
+        self._updater_results = []
         if self._due_averages is None:
             self._move_averages(at, skipped)
         elif self.parts.averages:
@@ -337,7 +337,7 @@ class StepRunner(ABC):
             events.on_skip(batches, found)
 
         updater.step(report_skip)
-        self._steps.append((updater.skipped, updater.loss))
+        self._updater_results.append((updater.skipped, updater.loss))
 
     def skip_step(self, at: Position, events: StepEvents) -> StepOutput:
         """Make no update in a step whose samples are all excluded; return the output for `on_step`.
