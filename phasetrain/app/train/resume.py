@@ -55,12 +55,10 @@ PACKAGES = (
     "hydra-core",
     "omegaconf",
     "fvcore",
-    "iopath",
     "fairscale",
     "safetensors",
-    "rich",
 )
-"""Packages whose versions a checkpoint records."""
+"""Packages that bits depend on; a checkpoint records their versions."""
 
 OBSERVERS_OF_0_1 = ("report", "stragglers", "watchdog")
 """Default hooks of release 0.1, which recorded no observers, that may be missing now."""
@@ -391,9 +389,9 @@ def list_code_changes(setup: Setup, loaded: LoadedCheckpoint) -> list[str]:
             "earlier version weighted them by samples; losses and updates may differ from here on"
         )
     lines += [
-        f"package {name}: {before[name]} -> {now.get(name)}"
-        for name in before
-        if before[name] != now.get(name)
+        f"package {name}: {before[name]} -> {found}"
+        for name, found in now.items()
+        if name in before and before[name] != found
     ]
     return lines + [
         f"{line}; equal bits are promised for equal code"

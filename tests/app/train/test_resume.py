@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from damaged import resign
 from harness import (
@@ -28,7 +29,12 @@ from torch import nn
 
 from phasetrain.app.api import run
 from phasetrain.app.setup import resolve_config
-from phasetrain.app.train.resume import describe_environment, match_machine
+from phasetrain.app.train.resume import (
+    describe_environment,
+    list_code_changes,
+    list_packages,
+    match_machine,
+)
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.cli import main
 from phasetrain.distributed import World
@@ -341,6 +347,14 @@ def test_resume_names_epochs_that_an_earlier_version_counted_shorter(
     assert (tmp_path / "log.txt").read_text().count(told) == lines
     differences = newest(tmp_path).promised["departures"]
     assert str(differences).count(told) == lines
+
+
+def test_only_packages_that_affect_bits_are_compared() -> None:
+    setup = resolve_config(SMALL)
+    packages = {**list_packages(), "numpy": "1.0", "rich": "1.0"}  # earlier versions recorded rich
+    promised = {"config": setup.asked, "packages": packages, "whole_epochs": True}
+    lines = list_code_changes(setup, LoadedCheckpoint("there", None, promised, {}))  # type: ignore[arg-type]
+    assert lines == [f"package numpy: 1.0 -> {np.__version__}"]
 
 
 class Annealed(Supervised):
