@@ -97,7 +97,7 @@ class CheckpointHook(Hook):
 
     Attributes:
         saves, failures: number of saves of this attempt that succeeded and that failed.
-        best: path and metrics of the checkpoint whose weights were loaded at the end, if any.
+        loaded_best: path and metrics of the checkpoint whose weights were loaded at the end.
     """
 
     main_only = False
@@ -122,14 +122,16 @@ class CheckpointHook(Hook):
         self.signals = signals
         self.saves = 0
         self.failures = 0
-        self.best: tuple[str, Mapping[str, float]] | None = None
+        self.loaded_best: tuple[str, Mapping[str, float]] | None = None
         monitor = checkpointer.retention.monitor
+        # Ranks checkpoints.
         self._monitor: Monitor | None = None
         if monitor is not None:
             self._monitor = Monitor(monitor, "CHECKPOINT.best.monitor")
-        self._watched: Monitor | None = None
+        # Its best value is `run.best`: the monitor above, or else a default one.
+        self._tracked: Monitor | None = None
         # Monitor -> its best value, and the epoch and updates at which it was measured.
-        self._best: dict[str, dict[str, Any]] = {}
+        self._best_values: dict[str, dict[str, Any]] = {}
         self._promised = dict(promised)
         self._encoded = json.dumps(promised).encode()
         self._plan: Plan | None = None
@@ -153,10 +155,10 @@ class CheckpointHook(Hook):
             self.checkpointer.retention = replace(
                 self.checkpointer.retention, monitor=self._monitor.name
             )
-            self._watched = self._monitor
+            self._tracked = self._monitor
         else:
             with suppress(ConfigError):  # nothing is tested, or no value is better than another
-                self._watched = Monitor(AUTO, "").resolve(run)
+                self._tracked = Monitor(AUTO, "").resolve(run)
         self._timer.restart()
         self._plan = run.plan
         if run.task.shards_weights:
@@ -255,14 +257,14 @@ class CheckpointHook(Hook):
             _check_state(run)  # again: the first update makes the state of the optimizer
 
     def on_metrics(self, run: Run, phase: Phase, metrics: dict[str, float]) -> None:
-        """Compare the watched metric with its best value; all ranks use the value of rank 0."""
-        if self._watched is None or phase.split != self._watched.objective.split:
+        """Compare the tracked metric with its best value; all ranks use the value of rank 0."""
+        if self._tracked is None or phase.split != self._tracked.objective.split:
             return
-        goal = self._watched.objective
+        goal = self._tracked.objective
         value = run.world.broadcast(metrics.get(goal.name, math.nan))
         is_best = run.best is None or goal.direction.is_better(value, run.best.value)
         if math.isfinite(value) and is_best:
-            self._best[self._watched.name] = {
+            self._best_values[self._tracked.name] = {
                 "value": value,
                 "epoch": phase.epoch,
                 "updates": run.state.updates,
@@ -270,8 +272,8 @@ class CheckpointHook(Hook):
             self._set_best(run)
 
     def _set_best(self, run: Run) -> None:
-        if self._watched is not None and (best := self._best.get(self._watched.name)):
-            goal = self._watched.objective
+        if self._tracked is not None and (best := self._best_values.get(self._tracked.name)):
+            goal = self._tracked.objective
             run.best = Best(goal.metric, **best, direction=goal.direction)
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
@@ -332,7 +334,7 @@ class CheckpointHook(Hook):
                 lambda: _check_last_save(self._saved_at == _current_position(run))
             )
         if self.settings.load_best and not interrupted:
-            self.best = load_best(self.checkpointer, run)
+            self.loaded_best = load_best(self.checkpointer, run)
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Save if the run is between two steps, and finish or cancel the current save."""
@@ -371,11 +373,11 @@ class CheckpointHook(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value until now."""
-        return dict(self._best)
+        return dict(self._best_values)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the best value; `on_start` gives it to the run."""
-        self._best = dict(state)
+        self._best_values = dict(state)
 
     def save(self, run: Run, why: str = "", *, epochs: int | None = None, name: str = "") -> None:
         """Save the current state, unless it is saved already.

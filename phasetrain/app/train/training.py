@@ -407,7 +407,7 @@ class Training:
         if any(self.setup.world.all_gather(engine.task.generators.late)):
             self._record_inexact({LATE_DRAW: []}, 0)
         # Not the latest of what the best checkpoint lacks: it is of other weights.
-        best, measured = save.best or ("", latest)
+        best, measured = save.loaded_best or ("", latest)
         result = RunResult(
             state="finished",
             folder=self.folder.path,
