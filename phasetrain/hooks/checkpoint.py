@@ -133,7 +133,8 @@ class CheckpointHook(Hook):
         # Monitor -> its best value, and the epoch and updates at which it was measured.
         self._best_values: dict[str, dict[str, Any]] = {}
         self._promised = dict(promised)
-        self._encoded = json.dumps(promised).encode()
+        # `_promised` as JSON; None: it has changed.
+        self._encoded: bytes | None = None
         self._plan: Plan | None = None
         self._loaded = loaded
         self._names: dict[str, set[str]] | None = None
@@ -202,7 +203,7 @@ class CheckpointHook(Hook):
     def set_deviations(self, deviations: Sequence[Mapping[str, Any]]) -> None:
         """Set the deviations that the next checkpoints record."""
         self._promised["departures"] = list(deviations)
-        self._plan = None  # the facts are encoded again
+        self._encoded = None
 
     def _find_unsaved(self, run: Run) -> list[str]:
         return [] if self._watch is None else self._watch.check(run)
@@ -449,6 +450,8 @@ class CheckpointHook(Hook):
         if plan is not self._plan:
             self._plan = plan
             self._promised["plan"] = encode_plan(plan)
+            self._encoded = None
+        if self._encoded is None:
             self._encoded = json.dumps(self._promised).encode()
         return self._encoded
 
