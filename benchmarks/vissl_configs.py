@@ -303,7 +303,7 @@ def compare_options(config: VisslConfig, built: BuiltRun, model: Mapping[str, An
     updates_per_epoch = plan.updates // epochs
     found: list[str] = []
     for update, where, start in meaning.iterate_points(updates_per_epoch, epochs):
-        updater.schedule(where, 0, where, (start, start))
+        updater.begin(where, 0, where, (start, start))
         options = {
             id(parameter): group
             for group in updater.optimizer.param_groups

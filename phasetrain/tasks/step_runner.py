@@ -202,7 +202,7 @@ class StepRunner(ABC):
         if self.parts.freeze_schedule is not None:
             frozen = self.parts.freeze_schedule.frozen_tensors(at.updates, at.stage)
         for updater in self.updaters.values():
-            updater.schedule(at.where, at.stage, at.within, at.epoch_start)
+            updater.begin(at.where, at.stage, at.within, at.epoch_start)
             if frozen is not None:
                 updater.gradients.frozen = frozen
 

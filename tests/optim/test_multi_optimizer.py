@@ -139,7 +139,7 @@ class TestAllOrNone:
         before, state = weights(net), encode(updater.state_dict()["optimizer"])
         told: list[NonFinite] = []
         inputs, targets = batch(2)
-        updater.schedule(0.5)
+        updater.begin(0.5)
         updater.backward(mse_loss(net(inputs), targets))
         net[at].bias.grad[0] = math.inf
         updater.step(told.append)
@@ -162,7 +162,7 @@ class TestSchedules:
         net = model()
         falling = {"lr": LinearParamScheduler(1.0, 0.0), "momentum": LinearParamScheduler(1.0, 0.5)}
         updater = Updater(MultiOptimizer(fused(net)), schedules=Schedules(falling, groups={1: {}}))
-        updater.schedule(0.5)
+        updater.begin(0.5)
         main, other = updater.optimizer.param_groups
         assert (main["lr"], main["momentum"], other["lr"]) == (0.05, pytest.approx(0.675), 0.005)
         assert "momentum" not in other
@@ -173,7 +173,7 @@ class TestSchedules:
             MultiOptimizer(fused(model())),
             schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)}, groups=own),
         )
-        updater.schedule(0.75)
+        updater.begin(0.75)
         assert [group["lr"] for group in updater.optimizer.param_groups] == [
             0.025,
             pytest.approx(0.015),
@@ -186,7 +186,7 @@ class TestSchedules:
         )
         run(net, updater, range(1))
         updater.load_state_dict(updater.state_dict())
-        updater.schedule(0.5)
+        updater.begin(0.5)
         assert several.optimizers["others"].param_groups[0]["lr"] == 0.01
         assert several.param_groups[1] is several.optimizers["others"].param_groups[0]
 
@@ -195,7 +195,7 @@ class TestSchedules:
         updater = Updater(MultiOptimizer(fused(model())), schedules=Schedules(groups=own))
         updater.factor = 0.5
         for _ in range(2):
-            updater.schedule(0.75)
+            updater.begin(0.75)
         assert [group["lr"] for group in updater.optimizer.param_groups] == [
             0.05,
             pytest.approx(0.0075),

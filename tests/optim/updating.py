@@ -29,6 +29,6 @@ def run(net: nn.Module, updater: Updater, numbers: range = range(UPDATES)) -> No
     """Make an update with each of these batches."""
     for number in numbers:
         inputs, targets = batch(number)
-        updater.schedule(number / UPDATES)
+        updater.begin(number / UPDATES)
         updater.backward(mse_loss(net(inputs), targets))
         updater.step()

@@ -513,7 +513,7 @@ def _lr_at_start(parts: Parts, plan: Plan, phase: Phase) -> float | None:
         return None
     # Schedules are functions of the position: the run sets its own at its first step.
     at = plan.position_of(phase, 0)
-    parts.updater.schedule(at.where, at.stage, at.within, at.epoch_start)
+    parts.updater.begin(at.where, at.stage, at.within, at.epoch_start)
     return parts.updater.lr
 
 

@@ -19,7 +19,7 @@ def updater(**options: Any) -> Updater:
 
 class TestFactor:
     def lrs(self, one: Updater, where: float = 0.0) -> list[float]:
-        one.schedule(where)
+        one.begin(where)
         return [group["lr"] for group in one.optimizer.param_groups]
 
     def test_it_multiplies_what_was_configured(self) -> None:

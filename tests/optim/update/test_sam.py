@@ -53,7 +53,7 @@ def step(
     net: nn.Module, updater: Updater, losses: list[Any], told: list[NonFinite] | None = None
 ) -> list[bool]:
     """Make an update from what `losses` compute."""
-    updater.schedule(0.0)
+    updater.begin(0.0)
     for loss in losses:
         updater.backward(loss(net), 1 / len(losses))
     went = []
@@ -272,7 +272,7 @@ class TestNonfinite:
 def test_error_in_the_second_pass_restores_the_weights() -> None:
     net = normed()
     updater, before = updater_of(net, SamSettings(0.5)), [p.clone() for p in net.parameters()]
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(loss_of(0)(net))
     with suppress(ArithmeticError), updater.ascent():
         assert not equal([*net.parameters()], before)
@@ -284,7 +284,7 @@ def test_task_without_a_second_pass_is_rejected() -> None:
     net = normed()
     updater = updater_of(net, SamSettings(0.5))
     run(net, updater, range(1))
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(loss_of(0)(net))
     before = [p.clone() for p in net.parameters()]
     with pytest.raises(

@@ -58,7 +58,7 @@ def updater_of(net: Words, optimizer: Optimizer | None = None, **options: Any) -
 
 def run(net: Words, updater: Updater, numbers: range = range(UPDATES)) -> list[Tensor]:
     for number in numbers:
-        updater.schedule(0.0)
+        updater.begin(0.0)
         updater.backward(net(tokens(number)).square().sum())
         updater.step()
     return weights(net)
@@ -122,7 +122,7 @@ def test_nonfinite_row_skips_the_update(options: dict[str, float], scaled: bool)
     updater = updater_of(net, scaler=scaler, **options)
     run(net, updater, range(2))
     before, told = weights(net), list[NonFinite]()
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(net(tokens(2)).square().sum())
     net.embedding.weight.grad = net.embedding.weight.grad.coalesce()
     net.embedding.weight.grad.values()[0, 0] = math.inf
@@ -137,7 +137,7 @@ def test_nonfinite_row_skips_the_update(options: dict[str, float], scaled: bool)
 def test_large_finite_rows_are_finite() -> None:
     net = Words()
     updater, told = updater_of(net, torch.optim.SGD(net.parameters(), lr=1e-30)), list[NonFinite]()
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(net(tokens(0)).sum() * 1e30)  # squares overflow
     updater.step(told.append)
     assert told == []
@@ -146,7 +146,7 @@ def test_large_finite_rows_are_finite() -> None:
 def test_repeated_rows_are_summed_before_the_check() -> None:
     net = Words()
     updater, told = updater_of(net), list[NonFinite]()
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(net(torch.full((1, 5), 3)).sum())
     rows = net.embedding.weight.grad._values()
     rows.fill_(3e38)  # finite, and their sum is not
@@ -160,7 +160,7 @@ def test_weight_without_a_gradient_is_unchanged() -> None:
     assert net.embedding.weight.grad is None
     updater = updater_of(net, clip_norm=1.0)
     before = net.embedding.weight.clone()
-    updater.schedule(0.0)
+    updater.begin(0.0)
     updater.backward(net.head(torch.ones(1, 3)).sum())
     updater.step()
     assert torch.equal(net.embedding.weight, before)

@@ -250,7 +250,7 @@ class TestState:
         )
         run(net, updater, range(1))
         updater.load_state_dict(updater.state_dict())
-        updater.schedule(0.5)
+        updater.begin(0.5)
         assert updater.lr == pytest.approx(0.05)
         assert updater.optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
 
@@ -269,7 +269,7 @@ def test_each_group_is_scheduled_from_its_own_value() -> None:
     updater = Updater(
         torch.optim.SGD(groups), schedules=Schedules({"lr": LinearParamScheduler(1.0, 0.0)})
     )
-    updater.schedule(0.75)
+    updater.begin(0.75)
     assert [group["lr"] for group in updater.optimizer.param_groups] == [0.25, pytest.approx(0.025)]
     assert len(updater.gradients.parameters) == 4
 
@@ -318,7 +318,7 @@ def run_with(
     told: list[NonFinite] = []
     for number in numbers:
         inputs, targets = batch(number)
-        updater.schedule(number / UPDATES)
+        updater.begin(number / UPDATES)
         loss = mse_loss(net(inputs), targets)
         updater.backward(FAULTS[fault](net, loss) if number in bad else loss)
         updater.step(told.append)
@@ -556,7 +556,7 @@ def test_state_in_options_and_other_types_is_restored() -> None:
     def trained(numbers: range, updater: Updater, net: nn.Module) -> list[Tensor]:
         for number in numbers:
             inputs, targets = batch(number)
-            updater.schedule(0.0)
+            updater.begin(0.0)
             updater.backward(mse_loss(net(inputs), targets))
             updater.step()
         return weights(net)
@@ -590,7 +590,7 @@ class TestBuffers:
             updater = Updater(OPTIMIZERS["sgd"](net.parameters()), guard=guard)
             for number in numbers:
                 inputs, targets = batch(number)
-                updater.schedule(number / UPDATES)
+                updater.begin(number / UPDATES)
                 updater.backward(mse_loss(net(inputs * (math.nan if number == 2 else 1)), targets))
                 updater.step()
             return weights(net)
@@ -606,7 +606,7 @@ class TestBuffers:
         )
         before = [buffer.clone() for buffer in net.buffers()]
         inputs, targets = batch(0)
-        updater.schedule(0.0)
+        updater.begin(0.0)
         updater.backward(mse_loss(net(inputs * math.nan), targets))
         assert any(
             buffer.is_floating_point() and bool(buffer.isnan().any()) for buffer in net.buffers()

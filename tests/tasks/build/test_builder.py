@@ -422,7 +422,7 @@ class TestOptimizer:
         assert parts.updater is not None
         assert isinstance(parts.updater.optimizer, torch.optim.AdamW)
         assert parts.updater.optimizer.param_groups[0]["fused"] is True
-        parts.updater.schedule(0.5)
+        parts.updater.begin(0.5)
         assert parts.updater.lr == pytest.approx(0.25)
 
     @pytest.mark.parametrize(
@@ -607,7 +607,7 @@ class TestGroupsOfWeights:
             (0.01, 0.0, len(groups[1]["params"])),
         ]
         assert {row[0] for row in parts.groups} >= {"defaults", "weight_decay 0"}
-        parts.updater.schedule(0.5)
+        parts.updater.begin(0.5)
         assert [group["lr"] for group in groups][:2] == [0.005, 0.005]
 
     def test_table_numbers_stages_as_the_plan_does(self) -> None:
