@@ -30,7 +30,11 @@ from phasetrain.addons.experiments.judge.contenders import (
     parse_contenders,
 )
 from phasetrain.addons.experiments.judge.judgement import UNDECIDED_CODE
-from phasetrain.addons.experiments.judge.processes import WorkingFolder, launch_process
+from phasetrain.addons.experiments.judge.processes import (
+    WorkingFolder,
+    launch_process,
+    stop_on_signals,
+)
 from phasetrain.addons.experiments.judge.revisions import find_commit, open_revision
 from phasetrain.addons.experiments.judge.trained_runs import RUNS, RunStore
 from phasetrain.addons.experiments.options import BisectOptions
@@ -128,7 +132,7 @@ def bisect(
         StoppedError: a signal came.
     """
     kind = _CommitSearch if options.range else _ConfigSearch
-    with ExitStack() as stack:
+    with stop_on_signals(), ExitStack() as stack:
         return kind(words, options, launch, say, stack).find()
 
 

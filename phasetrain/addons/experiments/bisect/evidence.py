@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from phasetrain.addons.experiments.bisect.verdict_log import Verdict
 from phasetrain.addons.experiments.judge import sequential
@@ -83,7 +84,7 @@ class Evidence:
         self._say = say
         self._ends: dict[bool, tuple[TrainedRun, Outcome]] = {}
         self._repeats: bool | None = None
-        self._threshold: float | None = None
+        self._bad_mean: float | None = None
         self._is_measured = False
 
     def compare_ends(self, *, whole: bool) -> str:
@@ -192,46 +193,52 @@ class Evidence:
         self._say(f"a second run of GOOD has other bits: only {self.metric} decides")
 
     def _measure(self, contender: Contender) -> Verdict | None:
-        """Compare pairs of runs of GOOD and a contender by the metric; None if it does not tell BAD
-        from GOOD."""
+        """Compare runs of a contender with those of GOOD and BAD by the metric; None if it does not
+        tell BAD from GOOD."""
         if not self._is_measured:
-            # A mean difference of half the one of BAD separates the contenders.
-            mean, text = self._compare_pairs(self.bad, 0.0)
+            self._bad_mean, text = self._compare_pairs(self.bad)
             self._is_measured = True
-            self._threshold = None if mean is None else mean / 2
             self._say(f"BAD against GOOD: {text}")
-        if self._threshold is None:
+        if self._bad_mean is None:
             return None
         try:
-            mean, text = self._compare_pairs(contender, self._threshold)
+            mean, text = self._compare_pairs(contender, self.bad)
         except RunFailedError as error:
             return Verdict("skip", "failure", str(error))
         if mean is None:
             return Verdict("other", self.metric, text)
-        is_bad = abs(mean) > abs(self._threshold) and mean * self._threshold > 0
+        is_bad = mean * self._bad_mean > 0
         return Verdict("bad" if is_bad else "good", self.metric, text)
 
-    def _compare_pairs(self, contender: Contender, threshold: float) -> tuple[float | None, str]:
-        """Return the mean difference to GOOD in scores once it is certain that it is above or below
-        a threshold, else None; and the evidence in words."""
+    def _compare_pairs(
+        self, contender: Contender, bad: Contender | None = None
+    ) -> tuple[float | None, str]:
+        """Return the mean difference to GOOD, or to the midpoint between GOOD and BAD, in scores
+        once its sign is certain, else None; and the evidence in words.
+
+        The midpoint is that of each seed, not one for all: a seed that is good or bad luck for
+        contender and BAD alike, such as by the initial weights, adds little to the spread.
+        """
         rule = sequential.Rule(self._options.error_rate)
         scores: list[tuple[float, float]] = []
+        differences: list[float] = []
         first = self.good.facts.seed
         for seed in range(first, first + self._options.most_pairs):
-            runs = [self._store.get_run(each, seed) for each in (self.good, contender)]
-            objective = resolve_objective(self.metric, *runs)
+            contenders = [self.good, contender, *([bad] if bad else [])]
+            runs = [self._store.get_run(each, seed) for each in contenders]
+            objective = resolve_objective(self.metric, *runs[:2])
             try:
                 values = [read_value(run, objective, "last") for run in runs]
             except ConfigError as error:
                 return None, str(error)
-            good, other = map(objective.direction.score, values)
-            scores.append((good + threshold, other))
+            good, other, *others = map(objective.direction.score, values)
+            scores.append((fmean([good, *others]), other))
+            differences.append(other - good)
             look = sequential.decide(scores, rule)
             if look.verdict is not sequential.Verdict.UNDECIDED:
                 break
-        mean = look.mean + threshold
-        difference = format_metric(objective.direction.score(mean))
+        difference = format_metric(objective.direction.score(fmean(differences)))
         pairs = format_count(look.count, "pair")
         text = f"mean difference of {self.metric} {difference}, {pairs}"
         is_decided = look.verdict is not sequential.Verdict.UNDECIDED
-        return (mean, text) if is_decided else (None, f"undecided: {text}")
+        return (look.mean, text) if is_decided else (None, f"undecided: {text}")

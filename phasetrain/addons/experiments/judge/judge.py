@@ -16,7 +16,12 @@ from phasetrain.addons.experiments.judge.contenders import (
     parse_contenders,
 )
 from phasetrain.addons.experiments.judge.judgement import Judgement, Pair, Trial, format_pairs
-from phasetrain.addons.experiments.judge.processes import Launch, WorkingFolder, launch_process
+from phasetrain.addons.experiments.judge.processes import (
+    Launch,
+    WorkingFolder,
+    launch_process,
+    stop_on_signals,
+)
 from phasetrain.addons.experiments.judge.revisions import open_revision
 from phasetrain.addons.experiments.judge.sequential import Rule, Verdict, decide
 from phasetrain.addons.experiments.judge.trained_runs import (
@@ -69,7 +74,7 @@ def judge(
         StoppedError: a signal came.
     """
     settings.check()
-    with _open_contenders(words, settings, launch) as contenders:
+    with stop_on_signals(), _open_contenders(words, settings, launch) as contenders:
         session = _Session(settings, contenders, launch, say)
         session.check()
         session.compare_short_runs()

@@ -4,14 +4,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 from phasetrain.addons.experiments.warm.start import SWITCH, start_process
 from phasetrain.errors import PhasetrainError
-from phasetrain.runtime.child_processes import convert_exit_code, forward_signals
+from phasetrain.runtime.child_processes import (
+    convert_exit_code,
+    forward_signals,
+    handle_signals,
+)
+from phasetrain.runtime.signals import SignalExit
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,42 @@ class StoppedError(PhasetrainError):
         name = signal.Signals(number).name
         super().__init__(f"stopped by {name}; re-run the command to resume")
         self.exit_code = 128 + number
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Let a signal that asks to stop end the block as an exception does, so that it cleans up.
+
+    Raises:
+        StoppedError: a signal came.
+    """
+    received: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Not StoppedError, which an `except` on the way might take for an error of a run.
+        received.append(number)
+        raise SignalExit(128 + number)
+
+    try:
+        with handle_signals(stop):
+            yield
+    except SignalExit as error:
+        if not received:
+            raise
+        raise StoppedError(received[0]) from error
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Keep signals that ask to stop until a block that must not be interrupted has ended.
+
+    Raises:
+        StoppedError: a signal came.
+    """
+    with forward_signals([]) as received:
+        yield
+    if received:
+        raise StoppedError(received[0])
 
 
 class Launch(Protocol):

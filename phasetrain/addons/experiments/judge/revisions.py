@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from phasetrain.addons.experiments.judge.processes import WorkingFolder
+from phasetrain.addons.experiments.judge.processes import WorkingFolder, delay_signals
 from phasetrain.errors import ConfigError
 from phasetrain.runs.records import process_exists
 
@@ -40,17 +40,20 @@ def run_git(words: Sequence[str], folder: str) -> str:
 
     Raises:
         ConfigError: it has failed (code `judge.git`).
+        StoppedError: a signal came, and git has ended.
     """
     # Variables such as GIT_DIR, set inside of a git hook, would lead to another repository.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            ["git", "-C", folder, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+        # A git that is killed while it makes a worktree leaves it locked, and no prune removes it.
+        with delay_signals():
+            done = subprocess.run(
+                ["git", "-C", folder, *words],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=environment,
+            )
     except OSError as error:
         raise ConfigError(f"--rev needs git: {error.strerror}", code="judge.git") from error
     if done.returncode:
@@ -128,10 +131,11 @@ def open_revision(name: str, folder: str) -> Iterator[Revision]:
 
 
 def _remove(top: str, tree: Path) -> None:
-    # Links before anything else: what they point to is the user's.
-    shutil.rmtree(tree.parent, ignore_errors=True)
-    with suppress(ConfigError):
-        run_git(["worktree", "prune"], top)
+    with delay_signals():
+        # Links before anything else: what they point to is the user's.
+        shutil.rmtree(tree.parent, ignore_errors=True)
+        with suppress(ConfigError):
+            run_git(["worktree", "prune"], top)
 
 
 def _remove_leftovers(top: str) -> None:

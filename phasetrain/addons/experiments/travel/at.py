@@ -4,12 +4,12 @@ import code
 import importlib
 import linecache
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
+from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.script_folder import search_script_folder
 from phasetrain.addons.experiments.travel.visit import Visit, limit_verdict
 from phasetrain.cli.output import Outcome
@@ -67,16 +67,8 @@ def visit_update(
                 code="at.no_script",
             ) from error
     names: dict[str, Any] = {"__name__": "__main__", "__file__": script}
-    with (
-        open_past_run(folder, trust=trust) as past,
-        Visit(
-            past,
-            update,
-            memory=int(memory_gb * GIGABYTE),
-            moved=lambda visit: names.update(list_names(visit)),
-        ) as visit,
-    ):
-        content = describe_visit(past, visit)
+    with open_visit(names, folder, update, memory_gb=memory_gb, trust=trust) as visit:
+        content = describe_visit(visit)
         text = _format_visit(content)
         is_different = visit.first_difference is not None
         if source is not None:
@@ -93,6 +85,24 @@ def visit_update(
                 code.interact(f"{text}\n{HELP}", local=names, exitmsg="")
             text = ""
     return Outcome(int(is_different), text, content)
+
+
+@contextmanager
+def open_visit(
+    names: dict[str, Any], folder: str, update: int, *, memory_gb: float = 1.0, trust: bool = False
+) -> Iterator[Visit]:
+    """Open a run just before an update, and put the variables of a prompt into `names` after each
+    move; see `visit_update`."""
+    with (
+        open_past_run(folder, trust=trust) as past,
+        Visit(
+            past,
+            update,
+            memory=int(memory_gb * GIGABYTE),
+            moved=lambda visit: names.update(list_names(visit)),
+        ) as visit,
+    ):
+        yield visit
 
 
 def list_names(visit: Visit) -> dict[str, Any]:
@@ -113,8 +123,9 @@ def list_names(visit: Visit) -> dict[str, Any]:
     }
 
 
-def describe_visit(past: PastRun, visit: Visit) -> dict[str, Any]:
+def describe_visit(visit: Visit) -> dict[str, Any]:
     """Return the position of a visit and how it was reached, for programs."""
+    past = visit.past
     difference = visit.first_difference
     phase = visit.phase
     record = None

@@ -1,6 +1,8 @@
 """The commands that look at the past of a run: `at`, `order`, `relog` and `why`."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from phasetrain.addons.experiments.options import (
     AtOptions,
@@ -25,16 +27,24 @@ def add_at_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, AtOptions)
 
 
+@contextmanager
+def _print_log() -> Iterator[None]:
+    """Print the log of a command without a live display."""
+    from phasetrain.app.engines import print_log
+    from phasetrain.runtime.terminal import Terminal
+
+    with print_log(Terminal(live=False)):
+        yield
+
+
 def run_at(call: Call) -> Outcome:
     """Restore the state just before a past update, for a prompt or a script."""
     from phasetrain.addons.experiments.travel.at import visit_update
     from phasetrain.addons.experiments.travel.notebook import write_notebook
-    from phasetrain.app.engines import print_log
-    from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
     options = read_options(AtOptions, flags)
-    with print_log(Terminal(live=False)):
+    with _print_log():
         if options.notebook is not None:
             write_notebook(
                 options.notebook,
@@ -64,11 +74,9 @@ def add_order_arguments(parser: argparse.ArgumentParser) -> None:
 def run_order(call: Call) -> Outcome:
     """List the samples of updates, and the updates of samples."""
     from phasetrain.addons.experiments.travel.order import answer_order
-    from phasetrain.app.engines import print_log
-    from phasetrain.runtime.terminal import Terminal
 
     options = read_options(OrderOptions, call.flags)
-    with print_log(Terminal(live=False)):
+    with _print_log():
         answer = answer_order(call.flags.run_folder, options)
     text = answer.to_text()
     if options.out is not None:
@@ -87,11 +95,9 @@ def run_relog(call: Call) -> Outcome:
     from dataclasses import asdict
 
     from phasetrain.addons.experiments.travel.relog import relog
-    from phasetrain.app.engines import print_log
-    from phasetrain.runtime.terminal import Terminal
 
     options = read_options(RelogOptions, call.flags)
-    with print_log(Terminal(live=False)):
+    with _print_log():
         done = relog(call.flags.run_folder, options)
     return Outcome(text=done.to_text(), content=asdict(done))
 
@@ -105,10 +111,8 @@ def add_why_arguments(parser: argparse.ArgumentParser) -> None:
 def run_why(call: Call) -> Outcome:
     """Find the cause of a spike."""
     from phasetrain.addons.experiments.travel.why import explain_spike
-    from phasetrain.app.engines import print_log
-    from phasetrain.runtime.terminal import Terminal
 
     options = read_options(WhyOptions, call.flags)
-    with print_log(Terminal(live=False)):
+    with _print_log():
         answer = explain_spike(call.flags.run_folder, options)
     return Outcome(answer.exit_code, text=answer.to_text(), content=answer.to_json())

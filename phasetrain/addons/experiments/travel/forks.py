@@ -13,8 +13,6 @@ from torch.nn.utils import get_total_norm
 from phasetrain.addons.experiments.travel.past_run import PastRun
 from phasetrain.addons.experiments.travel.spikes import Spike
 from phasetrain.addons.experiments.travel.visit import Visit
-from phasetrain.checkpoint.commit import list_checkpoints
-from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import NumericsError
 from phasetrain.optim.multi_optimizer import MultiOptimizer
@@ -230,12 +228,7 @@ class Forks:
 
 def count_replayed(past: PastRun, update: int) -> int:
     """Return how many updates have to be trained to reach the state before an update."""
-    saved, _ = list_checkpoints(past.folder.storage, f"{past.folder.path}/{FOLDER}")
-    begins = [
-        int(checkpoint.manifest.state["updates"])
-        for checkpoint in saved
-        if checkpoint.manifest.facts.healthy
-    ]
+    begins = [int(saved.manifest.state["updates"]) for saved in past.list_checkpoints()]
     return update - 1 - max((begin for begin in begins if begin < update), default=0)
 
 

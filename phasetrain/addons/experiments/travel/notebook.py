@@ -6,9 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from phasetrain.addons.experiments.travel.at import GIGABYTE, HELP, list_names
+from phasetrain.addons.experiments.travel.at import HELP, open_visit
 from phasetrain.addons.experiments.travel.past_run import open_past_run
-from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.errors import ConfigError
 
 CLOSE = "close"
@@ -35,17 +34,7 @@ def open_in_notebook(
     if CLOSE in names:
         names[CLOSE]()
     stack = ExitStack()
-    with ExitStack() as opened:
-        past = opened.enter_context(open_past_run(folder, trust=trust))
-        opened.enter_context(
-            Visit(
-                past,
-                update,
-                memory=int(memory_gb * GIGABYTE),
-                moved=lambda visit: names.update(list_names(visit)),
-            )
-        )
-        stack = opened.pop_all()
+    stack.enter_context(open_visit(names, folder, update, memory_gb=memory_gb, trust=trust))
     names[CLOSE] = stack.close
 
 

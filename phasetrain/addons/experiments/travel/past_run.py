@@ -12,7 +12,8 @@ from phasetrain.addons.experiments.replay.updates import ReplayStart, select_com
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import read_newest_command
 from phasetrain.app.train.resume import limit_to_checkpoint, list_code_changes
-from phasetrain.checkpoint.promised import checkpoint_root, read_promised
+from phasetrain.checkpoint.commit import Saved, list_checkpoints
+from phasetrain.checkpoint.promised import FOLDER, checkpoint_root, read_promised
 from phasetrain.config.compose.override_text import format_literal, quote_value
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
@@ -21,7 +22,8 @@ from phasetrain.errors import ConfigError
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import Ledger, LedgerRecord, list_differences
 from phasetrain.runs.view import RunView
-from phasetrain.runtime.format import format_count
+from phasetrain.runtime.format import format_count, format_estimate
+from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import SplitData
 
@@ -49,14 +51,19 @@ class PastRun:
         """The last update of the run that its files record."""
         if self.ledger is not None:
             return self.ledger.last
-        return RunView(self.folder.path, self.folder.storage).status.updates
+        return self.view.status.updates
+
+    @cached_property
+    def view(self) -> RunView:
+        """The files of its folder."""
+        return RunView(self.folder.path, self.folder.storage)
 
     @property
     def processes(self) -> int:
         """World size of the newest attempt."""
         if self.ledger:
             return self.ledger[self.ledger.last].processes
-        count = RunView(self.folder.path).environment.content.get("processes", 1)
+        count = self.view.environment.content.get("processes", 1)
         return count if isinstance(count, int) else 1
 
     @cached_property
@@ -100,11 +107,35 @@ class PastRun:
             log.warning(line)
         return start
 
-    def estimate_seconds(self, updates: int) -> float | None:
-        """Return how long some updates took in the run, with tests; None if it is unknown."""
-        status = RunView(self.folder.path, self.folder.storage).status
+    def list_checkpoints(self) -> list[Saved]:
+        """Return its checkpoints from which a replay may begin, in the order of saving."""
+        storage, folder = self.folder.storage, self.folder.path
+        saved, _ = list_checkpoints(storage, f"{folder}/{FOLDER}")
+        return [checkpoint for checkpoint in saved if checkpoint.manifest.facts.healthy]
+
+    def announce(self, what: str, updates: float) -> None:
+        """Log what will be trained again, and how long so many updates took in the run, with
+        tests."""
+        status = self.view.status
         seconds = sum(status.run_seconds.get(name, 0.0) for name in ("train", "test", "data"))
-        return seconds / status.reached * updates if status.reached and seconds else None
+        time = ""
+        if status.reached and seconds:
+            time = f", {format_estimate(seconds / status.reached * updates)}"
+        log.info("training %s%s", what, time)
+
+    def write_answer(self, suffix: str, name: str, text: str) -> str:
+        """Write a file next to the run, whole or not at all, and return its path.
+
+        Args:
+            suffix: appended to the path of the run: the folder of the file.
+            name: name of the file.
+            text: its content.
+        """
+        folder = f"{self.folder.path}{suffix}"
+        storage = open_storage(folder)
+        storage.make_folder(folder)
+        storage.replace(f"{folder}/{name}", text.encode())
+        return f"{folder}/{name}"
 
     def compare(self, record: LedgerRecord) -> list[str] | None:
         """Return the components in which a record differs from the one of the run; None if the run

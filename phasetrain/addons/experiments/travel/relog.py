@@ -25,8 +25,7 @@ from phasetrain.addons.experiments.travel.relog_job import (
     load_hooks,
     run_segment,
 )
-from phasetrain.checkpoint.commit import Saved, list_checkpoints
-from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.checkpoint.commit import Saved
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.position import COMPLETED
@@ -34,8 +33,7 @@ from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.hooks.metrics import Metrics
 from phasetrain.runs.records import parse_mapping
 from phasetrain.runs.view import RunView
-from phasetrain.runtime.format import format_count, format_estimate, join_first
-from phasetrain.runtime.storage import open_storage
+from phasetrain.runtime.format import format_count, join_first
 from phasetrain.tasks.metering import LogMeans
 
 log = logging.getLogger(__name__)
@@ -105,8 +103,7 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
                 "of its rank; relog needs a run of one process",
                 code="relog.world_size",
             )
-        view = RunView(past.folder.path, past.folder.storage)
-        live = _LiveLines.read(view)
+        live = _LiveLines.read(past.view)
         job = Job(
             folder,
             options.hook,
@@ -145,7 +142,10 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
                 "Log them under other names",
                 join_first(omitted, 8),
             )
-        path = _write(past, options.hook, lines)
+        stem = Path(options.hook).stem if options.hook else "code"
+        # Not `metrics.jsonl`, which would make the folder a run.
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        path = past.write_answer(SUFFIX, f"{stem}.relog.jsonl", text)
     names = dict.fromkeys(name for line in lines for name in _list_names(line))
     return Relogged(
         path,
@@ -162,12 +162,10 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
 def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segment]:
     """Return segments of about equal length, at most one for each job; each but the first begins at
     a kept checkpoint."""
-    saved, _ = list_checkpoints(past.folder.storage, f"{past.folder.path}/{FOLDER}")
     usable = {
-        _count_updates(checkpoint): checkpoint
-        for checkpoint in saved
-        if checkpoint.manifest.facts.healthy
-        and checkpoint.manifest.state["finished"] in ("", COMPLETED)
+        _count_updates(saved): saved
+        for saved in past.list_checkpoints()
+        if saved.manifest.state["finished"] in ("", COMPLETED)
     }
     inner = sorted(updates for updates in usable if first <= updates < last)
     wanted = [first - 1 + (last - first + 1) * number / jobs for number in range(1, jobs)]
@@ -178,7 +176,7 @@ def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segme
         name = "" if begin is None else begin.name
         if end is not None:
             segments.append(Segment(name, first, _count_updates(end), _locate(end)))
-        elif last < past.last or _is_finished(past):
+        elif last < past.last or past.view.status.state == "finished":
             # One more, or the end of the run: tests after the last update are in the answer.
             segments.append(Segment(name, first, last + 1))
         else:
@@ -194,10 +192,6 @@ def _count_updates(saved: Saved) -> int:
 
 def _locate(saved: Saved) -> tuple[int, int]:
     return int(saved.manifest.state["phase"]), int(saved.manifest.state["step"])
-
-
-def _is_finished(past: PastRun) -> bool:
-    return RunView(past.folder.path, past.folder.storage).status.state == "finished"
 
 
 def _choose_updates(past: PastRun, updates: str) -> tuple[int, int]:
@@ -224,15 +218,9 @@ def _find_interval(past: PastRun) -> int:
 
 def _announce(past: PastRun, segments: Sequence[Segment], first: int, last: int) -> None:
     start = past.find_start(first).state.updates
-    seconds = past.estimate_seconds(last - start)
-    time = "" if seconds is None else f", {format_estimate(seconds / len(segments))}"
-    log.info(
-        "training updates %d to %d again in %s%s",
-        start + 1,
-        last,
-        format_count(len(segments), "segment"),
-        time,
-    )
+    count = format_count(len(segments), "segment")
+    text = f"updates {start + 1} to {last} again in {count}"
+    past.announce(text, (last - start) / len(segments))
 
 
 def _run_segments(past: PastRun, job: Job, segments: Sequence[Segment]) -> list[SegmentLog]:
@@ -426,15 +414,3 @@ def _list_names(line: Line) -> list[str]:
     if line["kind"] in ("step", "phase"):
         return [*line.get("logs", ()), *line.get("metrics", ())]
     return [str(line["kind"])]
-
-
-def _write(past: PastRun, hook: str, lines: Sequence[Line]) -> str:
-    """Write the lines next to the run, whole or not at all."""
-    folder = f"{past.folder.path}{SUFFIX}"
-    storage = open_storage(folder)
-    storage.make_folder(folder)
-    name = Path(hook).stem if hook else "code"
-    # Not `metrics.jsonl`, which would make the folder a run.
-    path = f"{folder}/{name}.relog.jsonl"
-    storage.replace(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
-    return path

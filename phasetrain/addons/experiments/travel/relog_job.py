@@ -150,8 +150,12 @@ def run_segment(past: PastRun, job: Job) -> SegmentLog:
     hooks = load_hooks(job.hooks)
     log = SegmentLog(begun=start.state.phase if start.state.step else None)
     recorder = _Recorder(log, hooks, job.logged)
-    # With a prefix, because the config may have hooks with the same labels.
-    labelled = {f"relog.{label}": hook for label, hook in hooks.items()}
+    # The labels of a live run, because the random numbers of a hook are a function of its label;
+    # with a prefix where the config has another hook of this label.
+    taken = {*past.setup.config.HOOKS, "replay", "replayed"}
+    labelled = {
+        f"relog.{label}" if label in taken else label: hook for label, hook in hooks.items()
+    }
     state_at: dict[StepPosition, Callable[[dict[str, Any]], None]] = {}
     if segment.end is not None:
         state_at[segment.end] = lambda state: None
@@ -166,7 +170,7 @@ def run_segment(past: PastRun, job: Job) -> SegmentLog:
         content=content,
         # The order of a live run: hooks of the config, then those that were added. The recorder is
         # the last one, which gets closing events first.
-        hooks={"relogged": _Lines(job.every, log.lines), **labelled, "recorder": recorder},
+        hooks={"relog.lines": _Lines(job.every, log.lines), **labelled, "relog.recorder": recorder},
         state_at=state_at,
     )
     for update in replayed:

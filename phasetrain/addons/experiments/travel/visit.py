@@ -1,6 +1,5 @@
 """A visit to a past run: the state just before an update, and moves to other updates."""
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,11 +27,9 @@ from phasetrain.hooks import Hook, LedgerHook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runs.ledger import COMPONENTS
-from phasetrain.runtime.format import format_count, format_estimate
+from phasetrain.runtime.format import format_count
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import SavedTask, Task
-
-log = logging.getLogger(__name__)
 
 LABEL = "replayed"
 """Label of the ledger hook of a visit; its state belongs to a temporary file, and is not kept."""
@@ -417,15 +414,8 @@ class Visit:
             source = "a state in memory"
         elif start.loaded is not None:
             source = start.loaded.path
-        seconds = self.past.estimate_seconds(updates)
-        time = "" if seconds is None else f", {format_estimate(seconds)}"
-        log.info(
-            "training %s again from %s (update %d)%s",
-            format_count(updates, "update"),
-            source,
-            start.state.updates,
-            time,
-        )
+        count = format_count(updates, "update")
+        self.past.announce(f"{count} again from {source} (update {start.state.updates})", updates)
 
     def _find_content(self, update: int) -> Content:
         ledger = self.past.ledger

@@ -36,12 +36,11 @@ from phasetrain.addons.experiments.travel.spikes import (
     measure_usual,
 )
 from phasetrain.addons.experiments.travel.visit import Visit
+from phasetrain.app.json_values import to_json_value
 from phasetrain.errors import ChangedError, ConfigError, NumericsError, did_you_mean
 from phasetrain.runs.direction import Direction, guess_direction
 from phasetrain.runs.ledger import Ledger
-from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, format_percent, join_first
-from phasetrain.runtime.storage import open_storage
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +169,7 @@ class Answer:
                 "median": goal.sign * spike.median,
                 "usual": goal.sign * spike.usual,
             }
-        cleaned: dict[str, Any] = _without_infinities(content)
+        cleaned: dict[str, Any] = to_json_value(content)
         return cleaned
 
     def to_text(self) -> str:
@@ -236,7 +235,11 @@ def explain_spike(folder: str, options: WhyOptions) -> Answer:
         except _NothingToExplainError as reason:
             return Answer(folder, None, spikes, reason=str(reason), updates=past.last)
         search = _Search(past, past.ledger, goal, int(options.budget * past.last))
-        return _write(past, replace(search.answer(), spikes=spikes, updates=past.last))
+        file = f"{goal.name.replace('/', '-')}-{goal.update}.why.json"
+        path = f"{past.folder.path}{SUFFIX}/{file}"
+        answer = replace(search.answer(), spikes=spikes, updates=past.last, path=path)
+        past.write_answer(SUFFIX, file, json.dumps(answer.to_json()) + "\n")
+        return answer
 
 
 class _NothingToExplainError(Exception):
@@ -247,7 +250,7 @@ def _read_losses(past: PastRun, ledger: Ledger) -> dict[int, Spike]:
     """Return update -> its loss with those before it, whether it is a spike or not; of a run that a
     loss without a number has stopped, also of the update that it has not made."""
     losses = {update: nan if row.is_skipped else row.loss for update, row in ledger.items()}
-    status = RunView(past.folder.path, past.folder.storage).status
+    status = past.view.status
     if status.state == "failed" and status.reason.startswith(NumericsError.__name__):
         losses[past.last + 1] = nan
     values = np.array(list(losses.values()))
@@ -298,7 +301,7 @@ def _choose_goal(
 def _choose_metric(past: PastRun, losses: Mapping[int, Spike], name: str) -> Goal:
     """Return the largest jump of a metric between two tests, in the direction that is worse."""
     split, _, metric = name.partition("/")
-    lines = [line for line in RunView(past.folder.path, past.folder.storage).lines if line.metrics]
+    lines = [line for line in past.view.lines if line.metrics]
     measured = [line for line in lines if line.split == split and metric in line.metrics]
     if len(measured) < 2:
         known = list(dict.fromkeys(f"{line.split}/{key}" for line in lines for key in line.metrics))
@@ -498,24 +501,3 @@ def _format_sample(sample: dict[str, Any]) -> list[str]:
     if sample["image"] is not None:
         lines.append("  its picture is in the report and in the file below")
     return lines
-
-
-def _without_infinities(value: Any) -> Any:
-    """Return a JSON value without numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _without_infinities(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinities(entry) for entry in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def _write(past: PastRun, answer: Answer) -> Answer:
-    """Write the answer next to the run, whole or not at all."""
-    folder = f"{past.folder.path}{SUFFIX}"
-    assert answer.goal is not None
-    name = answer.goal.name.replace("/", "-")
-    answer = replace(answer, path=f"{folder}/{name}-{answer.goal.update}.why.json")
-    storage = open_storage(folder)
-    storage.make_folder(folder)
-    storage.replace(answer.path, (json.dumps(answer.to_json()) + "\n").encode())
-    return answer

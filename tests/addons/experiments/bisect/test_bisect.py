@@ -2,8 +2,14 @@
 
 import fcntl
 import json
+import os
+import random
+import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +40,11 @@ class Runs(FakeRuns):
 
     Attributes:
         until_stop: number of runs after which a signal comes; None: none comes.
+        spread: standard deviation of the accuracy over seeds with a learning rate of 0.5.
     """
 
     until_stop: int | None = None
+    spread = 0.0
 
     def __call__(
         self, words: Sequence[str], working_folder: WorkingFolder, output: Path, **how: Any
@@ -57,15 +65,26 @@ class Runs(FakeRuns):
         return super().__call__(words, working_folder, output)
 
     def write_run(self, folder: Path, given: dict[str, str]) -> None:
+        # Whole or not at all, as a real run finishes.
+        unfinished = folder.with_suffix(".unfinished")
+        self._write_run(unfinished, given)
+        unfinished.rename(folder)
+
+    def _write_run(self, folder: Path, given: dict[str, str]) -> None:
         super().write_run(folder, given)
         decay = float(given.get("OPTIMIZER.weight_decay", 0))
         path = folder / "metrics.jsonl"
-        if not decay or not path.exists():
+        if not path.exists():
             return
         line = json.loads(path.read_text())
-        line["metrics"]["accuracy"] = max(line["metrics"]["accuracy"] - decay, 0.6)
-        path.write_text(json.dumps(line) + "\n")
         seed = int(given["RUN.seed"])
+        if given.get("OPTIMIZER.lr") == "0.5":
+            line["metrics"]["accuracy"] += random.Random(seed).gauss(0, self.spread)
+        if decay:
+            line["metrics"]["accuracy"] = max(line["metrics"]["accuracy"] - decay, 0.6)
+        path.write_text(json.dumps(line) + "\n")
+        if not decay:
+            return
         records = [LedgerRecord(n, 0, n, 4, 0, n, 0, seed, decay, 0.0, 0.1) for n in range(1, 11)]
         (folder / "steps.ledger").write_bytes(encode_ledger(records))
 
@@ -90,6 +109,27 @@ def find(runs: Runs, *words: str, **options: Any) -> Bisection:
 
 def list_keys(found: Bisection) -> list[list[str]]:
     return [[each["key"] for each in cause] for cause in found.causes]
+
+
+def read_verdicts(found: Bisection) -> list[list[str]]:
+    """Return subject and kind of each line of the log, without lines that a kill has torn."""
+    verdicts = []
+    for line in Path(found.log).read_text().splitlines():
+        with suppress(ValueError):
+            content = json.loads(line)
+            verdicts.append([content.get("subject", ""), content.get("kind", "")])
+    return verdicts
+
+
+def fork_process(call: Callable[[], object]) -> int:
+    """Call a function in a fork of this process, and return its pid."""
+    pid = os.fork()
+    if not pid:
+        try:
+            call()
+        finally:
+            os._exit(0)
+    return pid
 
 
 BAD = " ".join(["digits", *HARMLESS[:4], LR, *HARMLESS[4:]])
@@ -129,6 +169,30 @@ class TestConfigs:
             assert find(runs, "digits", BAD).causes == complete.causes
             assert len(runs.launched) == count
 
+    @pytest.mark.slow
+    def test_killed_at_random_moments(self, runs: Runs) -> None:
+        runs.noise = 0.0001
+        bad = f"{BAD} PHASES.epochs=2"
+        began = time.perf_counter()
+        complete = find(runs, "digits", bad, is_full=True)
+        duration = time.perf_counter() - began
+        expected = read_verdicts(complete)
+        shutil.rmtree("runs")
+        generator = random.Random(0)
+        killed = 0
+        while killed < 10:
+            child = fork_process(lambda: find(runs, "digits", bad, is_full=True))
+            # Within the first part of what is left, so that the kills spread over the whole search.
+            time.sleep(generator.uniform(0, duration / 4))
+            os.kill(child, signal.SIGKILL)
+            if os.waitpid(child, 0)[1] == signal.SIGKILL:
+                killed += 1
+            else:  # it had ended: once more from the start
+                assert read_verdicts(complete) == expected
+                shutil.rmtree("runs")
+        assert find(runs, "digits", bad, is_full=True).causes == complete.causes
+        assert read_verdicts(complete) == expected
+
     def test_torn_line_of_the_log_is_decided_again(self, runs: Runs) -> None:
         complete = find(runs, "digits", BAD)
         log = Path(complete.log)
@@ -147,6 +211,13 @@ class TestConfigs:
         assert list_keys(find(runs, "digits", bad, is_full=True, is_bits=True)) == [
             ["OPTIMIZER.lr", "PHASES.epochs"]
         ]
+
+    def test_accuracy_that_spreads_over_seeds_is_compared_seed_by_seed(self, runs: Runs) -> None:
+        runs.noise = 0.0001
+        runs.spread = 0.07
+        found = find(runs, "digits", f"{BAD} PHASES.epochs=2", is_full=True)
+        assert list_keys(found) == [["OPTIMIZER.lr"]]
+        assert (found.by, found.undecided) == ("test/accuracy", [])
 
     def test_each_of_two_keys_that_suffice_is_found(self, runs: Runs) -> None:
         runs.noise = 0.0001
@@ -265,6 +336,38 @@ class TestCommits:
         git("merge", "-q", "side", "-X", "theirs", "-m", "merge")
         found = find(project, "experiment=digits", range=f"{first}..main", is_bits=True)
         assert [each["commit"] for each in found.causes[0]] == [planted]
+
+    @pytest.mark.by_default("add", "said")
+    @pytest.mark.parametrize("moment", ["add", "prune", "said"])
+    def test_signal_outside_of_a_run_leaves_no_worktree(
+        self, project: Runs, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        first = commit("0.1")
+        for lr in ("0.1", "0.1", "0.5"):
+            commit(lr)
+        run = subprocess.run
+
+        def run_git(words: list[str], **how: Any) -> Any:
+            if moment in words:
+                signal.raise_signal(signal.SIGTERM)
+            return run(words, **how)
+
+        def say(_line: str) -> None:
+            if moment == "said":
+                signal.raise_signal(signal.SIGTERM)
+
+        options = BisectOptions(range=f"{first}..", is_bits=True, short=4)
+        # Without the handler of the command, the signal would have no effect.
+        before = signal.signal(signal.SIGTERM, lambda *_call: None)
+        try:
+            with monkeypatch.context() as patch, raises(StoppedError, code="judge.stopped") as info:
+                patch.setattr(subprocess, "run", run_git)
+                bisect(["experiment=digits"], options, launch=project, say=say)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert info.value.exit_code == 143
+        assert len(git("worktree", "list").splitlines()) == 1
+        assert find(project, "experiment=digits", range=f"{first}..", is_bits=True).is_certain
 
     def test_several_commits_remain_if_those_before_cannot_be_run(self, project: Runs) -> None:
         first = commit("0.1")
