@@ -52,10 +52,6 @@ class UpdaterState:
         """Whether each update waits for a device other than the CPU to report its verdict."""
         return self.guard.watches and not self.lag and self.gradients.device.type != "cpu"
 
-    def _keep_lr(self) -> None:
-        """Keep the learning rate of the first group, which is logged."""
-        self._used_lr = self.optimizer.param_groups[0].get("lr")
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state that updates have accumulated.
 

@@ -90,7 +90,7 @@ class Updater(UpdaterState):
         self._is_second_pass = False
         # `id` of each parameter whose state the optimizer has created, see `_step_gated`.
         self._started: set[int] = set()
-        self._keep_lr()
+        self._used_lr = self.optimizer.param_groups[0].get("lr")
         self._step_weights = self._step_at_once
         if scaler is not None:
             self._step_weights = self._step_scaled
@@ -111,7 +111,7 @@ class Updater(UpdaterState):
         if self.sam is not None:
             self.sam.begin()
         self.schedules.apply(self.optimizer.param_groups, where, stage, within, epoch_start)
-        self._keep_lr()
+        self._used_lr = self.optimizer.param_groups[0].get("lr")
 
     def backward(
         self,
@@ -207,7 +207,7 @@ class Updater(UpdaterState):
             NumericsError: the run has to stop, see `GuardSettings`; the weights have not moved.
         """
         # A hook may set another one before it is logged. Not a float: that may wait for a device.
-        self._keep_lr()
+        self._used_lr = self.optimizer.param_groups[0].get("lr")
         # A norm left over from the last update would be taken for this one's.
         self.gradients.norm = None
         if self.sam is not None:

@@ -291,8 +291,11 @@ def address_of(tensor: Tensor) -> int:
 
 
 def is_internal(file: str) -> bool:
-    """Return whether a file belongs to torch, to Python's contexts, or to the emulation."""
-    return file.startswith((TORCH, OWN, "<")) or file.endswith("contextlib.py")
+    """Return whether a file belongs to torch, wraps it, or belongs to Python's contexts or the
+    emulation."""
+    return file.startswith((TORCH, OWN, "<")) or file.endswith(
+        ("contextlib.py", "deferred_compiler.py")
+    )
 
 
 def shorten_path(file: str) -> str:
