@@ -35,6 +35,7 @@ from phasetrain.models.freeze import disable_gradients, intersect_frozen
 from phasetrain.models.sources import WeightSource
 from phasetrain.runs.paths import check_run_folder
 from phasetrain.runs.view import RunView
+from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
@@ -47,6 +48,7 @@ OF_PARTS = ("MODEL.", "LOSS.", "TASK.")
 """Prefixes of the facts in plan.json from which parts were built."""
 
 
+@preserve_generators()
 def load(
     folder: str | Path,
     checkpoint: str = "latest",

@@ -268,6 +268,13 @@ class Registry(Mapping[str, Factory[T]], Generic[T]):
                 )
         # A value of the config wins over a fact of the data.
         for key in takes.keys() & facts.keys() - arguments.keys():
+            # The role of a split has no place in a custom dataset whose default is another value.
+            if (
+                key in ("split", "part")
+                and takes[key].default not in (inspect.Parameter.empty, "train", "test")
+                and not is_library_path(factory.__module__)
+            ):
+                continue
             arguments[key] = facts[key]
             if used is not None:
                 used[f"{where}.{key}"] = arguments[key]

@@ -45,7 +45,6 @@ class Task(StepRunner, TaskState, Predictor):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.excluded = parts.excluded
-        self._split = TRAIN
         self._train_model = parts.model if parts.train_model is None else parts.train_model
         self._train_loss = parts.loss if parts.train_loss is None else parts.train_loss
         self._split_losses = [loss for loss in self._losses if isinstance(loss, WeightedSum)]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import TRAIN
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.meters import Meter
 from phasetrain.tasks.parts import OutputChoice
@@ -18,7 +19,10 @@ from phasetrain.tasks.shape_errors import raise_unless_shape_error
 
 @torch.no_grad()
 def update_meters(
-    meters: Mapping[str, Meter], choices: Mapping[str, OutputChoice], out: StepOutput
+    meters: Mapping[str, Meter],
+    choices: Mapping[str, OutputChoice],
+    out: StepOutput,
+    split: str = TRAIN,
 ) -> None:
     """Show the output of a micro-batch to each meter.
 
@@ -26,6 +30,7 @@ def update_meters(
         meters: label -> meter.
         choices: label -> which of several outputs and targets the meter sees.
         out: output of the micro-batch.
+        split: its split.
 
     Raises:
         ConfigError: a meter does not accept it.
@@ -41,6 +46,10 @@ def update_meters(
         except SHAPE_ERRORS as error:
             raise_unless_shape_error(error)
             advice = ""
+            if out.output is None:
+                advice = f"; the task returned no output in {split}"
+                if split == TRAIN:
+                    advice += f"; set METERS.{label}.splits=[TEST]"
             sees_all = choice is None or choice.output is None
             if sees_all and isinstance(out.output, Mapping):
                 advice = f"; select the output for this meter with METERS.{label}.output"

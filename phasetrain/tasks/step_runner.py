@@ -114,7 +114,8 @@ class StepRunner(ABC):
         self._updater_results: list[tuple[Skipped, Tensor | None]] = []
         # Of each update of `run_step`, after which averages move, whether it was skipped.
         self._due_averages: list[Skipped] | None = None
-        # Meters of the current split; `begin` selects them.
+        # The current split and its meters; `begin` selects them.
+        self._split = TRAIN
         self._measured: Mapping[str, Meter] = parts.meters
         self._log_means = LogMeans()
         self._show: Callable[[StepOutput], None] = self._update_meters
@@ -463,7 +464,7 @@ class StepRunner(ABC):
         return out
 
     def _update_meters(self, out: StepOutput) -> None:
-        update_meters(self._measured, self.parts.choices, out)
+        update_meters(self._measured, self.parts.choices, out, self._split)
 
     def _set_weights(self, batches: list[Batch]) -> list[Batch]:
         """Set the weights of micro-batches that have none; `Task.batches` does it on the CPU."""

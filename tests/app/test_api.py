@@ -1,6 +1,7 @@
 """From Python: `phasetrain.run` and `phasetrain.load`."""
 
 import io
+import random
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import SMALL
@@ -22,6 +24,7 @@ from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runs.history import History
+from phasetrain.runtime.machine import reseed_all
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import differences
 
@@ -157,6 +160,15 @@ class TestLoad:
         assert not scores.requires_grad
         assert not task.model.training
         assert torch.equal(task.predict(images.numpy()[:3]), task.predict(images[:3]))
+
+    def test_the_generators_of_the_caller_stay(self, result: RunResult) -> None:
+        drawn = []
+        for loads in (False, True):
+            reseed_all(7)
+            if loads:
+                load(result.folder)
+            drawn.append((float(torch.rand(1)), np.random.rand(), random.random()))
+        assert drawn[0] == drawn[1]
 
     def test_an_average_and_the_best(self, result: RunResult) -> None:
         trained, average = result.load(), result.load(weights="ema")

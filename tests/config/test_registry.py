@@ -130,6 +130,30 @@ def test_config_has_priority_over_facts(losses: Registry[Any]) -> None:
     assert used == {}
 
 
+def test_role_of_a_split_replaces_no_other_default_of_a_custom_dataset() -> None:
+    datasets: Registry[Any] = Registry("test dataset", "DATA.*")
+
+    def points(split: str = "all", part: int = 0, classes: int = 2) -> Any:
+        return split, part, classes
+
+    def bridged(split: str = "all", part: int = 0, classes: int = 2) -> Any:
+        return split, part, classes
+
+    bridged.__module__ = "phasetrain.addons.libraries.torchvision"
+    datasets.register("points")(points)
+    datasets.register("bridged")(bridged)
+    datasets.register("roles")(lambda split="train", part="test": (split, part))
+    datasets.register("required")(lambda split, part: (split, part))
+    facts = {"split": "test", "part": "test", "classes": 10}
+    used: dict[str, Any] = {}
+    assert datasets.build("points", facts=facts, used=used) == ("all", 0, 10)
+    assert used == {"DATA.*.classes": 10}
+    assert datasets.build("points", {"split": "train"}, facts=facts) == ("train", 0, 10)
+    assert datasets.build("bridged", facts=facts) == ("test", "test", 10)
+    assert datasets.build("roles", facts=facts) == ("test", "test")
+    assert datasets.build("required", facts=facts) == ("test", "test")
+
+
 def test_missing_parameters_are_reported_together(losses: Registry[Any]) -> None:
     def make(width: int, classes: int, depth: int = 1) -> int:
         return width * classes * depth

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, records, run_until_killed, train
+from raising import raises
+from torch import Tensor
 
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
-from phasetrain.tasks.metering import LogMeans
+from phasetrain.errors import ConfigError
+from phasetrain.meters import Meter
+from phasetrain.tasks.metering import LogMeans, update_meters
 
 TERMS = ("LOSS.name=task_parts.Terms", "PHASES.epochs=1")
 
@@ -17,6 +21,23 @@ TERMS = ("LOSS.name=task_parts.Terms", "PHASES.epochs=1")
 def step(weight: float, **logs: float) -> StepOutput:
     tensors = {name: torch.tensor(value) for name, value in logs.items()}
     return StepOutput(torch.zeros(()), weight, int(weight), logs=tensors)
+
+
+@pytest.mark.parametrize(
+    ("split", "advice"),
+    [("train", "in train; set METERS.ranks.splits=[TEST]"), ("test", "in test")],
+)
+def test_meter_of_a_task_without_output_is_told_so(split: str, advice: str) -> None:
+    class Ranks(Meter):
+        def update(self, out: StepOutput) -> None:
+            out.output["ranks"].sum()
+
+        def compute(self) -> Tensor:
+            return torch.zeros(())
+
+    with raises(ConfigError, code="config.misfit", key="METERS.ranks") as caught:
+        update_meters({"ranks": Ranks()}, {}, step(1), split)
+    assert str(caught.value).endswith(f"; the task returned no output {advice}")
 
 
 def test_mean_is_weighted_and_covers_the_steps_that_logged() -> None:

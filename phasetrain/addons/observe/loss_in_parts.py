@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain.addons.observe.ignored_targets import list_splits, replace_reported_targets
-from phasetrain.addons.observe.sample_rows import take_rows
+from phasetrain.addons.observe.sample_rows import NoRowsError, take_rows
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
@@ -83,9 +83,9 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
     comparisons, reason = _compare_modes(run_spec, loss, out, list(wanted), is_split=bool(splits))
     if unknown := [text for mode in wanted if not comparisons[mode] for text in wanted[mode]]:
         log.info(
-            "LOSS: %s cannot be compared over parts of a batch: %s. Unless it is the mean over "
-            "samples, %s; set coupled = True in its class if it compares samples, or coupled = "
-            "False to turn this line off",
+            "LOSS: %s cannot be compared over parts of a batch: %s. Unless the loss is the mean "
+            "over samples, %s; set coupled = True in its class if it compares samples, or "
+            "coupled = False to turn this line off",
             name_loss(loss),
             reason,
             " and ".join(unknown),
@@ -135,6 +135,8 @@ def _compare_modes(
         with run_spec.machine.apply_settings(), torch.no_grad():
             for mode in modes:
                 comparisons[mode] = _compare_parts(deepcopy(loss).train(mode), out, count)
+    except NoRowsError as error:
+        return comparisons, str(error)
     except Exception as error:  # noqa: BLE001 - code of the user, for parts that it never gets
         return comparisons, f"{type(error).__name__}: {error}".splitlines()[0]
     return comparisons, "it has another value in each call"
@@ -370,13 +372,19 @@ def compare_means(
         None if the loss has no fixed value, or there are fewer than 2 samples.
 
     Raises:
-        ValueError: a tensor does not have one row per sample.
+        NoRowsError: a tensor does not have one row per sample.
     """
     samples = len(list_tensors([output, target])[0]) if samples is None else samples
     first = samples // 2 if first is None else first
     output = map_tensors(output, _widen)
     parts = [
-        (end - begin, take_rows((output, target), slice(begin, end), samples))
+        (
+            end - begin,
+            (
+                take_rows(output, slice(begin, end), samples, "the model's output"),
+                take_rows(target, slice(begin, end), samples, "the target"),
+            ),
+        )
         for begin, end in ((0, first), (first, samples))
     ]
     whole, again = float(loss(output, target)), float(loss(output, target))

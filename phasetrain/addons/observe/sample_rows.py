@@ -7,7 +7,11 @@ from torch import Tensor
 from phasetrain.runtime.nested import list_tensors, map_tensors
 
 
-def take_rows(value: Any, rows: slice, samples: int) -> Any:
+class NoRowsError(ValueError):
+    """A tensor has no row for each sample."""
+
+
+def take_rows(value: Any, rows: slice, samples: int, name: str = "a tensor") -> Any:
     """Return what belongs to some samples of a batch.
 
     Args:
@@ -15,23 +19,26 @@ def take_rows(value: Any, rows: slice, samples: int) -> Any:
             as the boxes of each image.
         rows: the samples.
         samples: number of samples of the batch.
+        name: what the value is, for messages.
 
     Raises:
-        ValueError: a tensor does not have one row per sample.
+        NoRowsError: a tensor does not have one row per sample.
     """
     if isinstance(value, dict):
-        return {key: take_rows(item, rows, samples) for key, item in value.items()}
+        return {
+            key: take_rows(item, rows, samples, f"{name}[{key!r}]") for key, item in value.items()
+        }
     if type(value) in (list, tuple):
         if _has_entry_per_sample(value, samples):
             return value[rows]
-        return type(value)(take_rows(item, rows, samples) for item in value)
+        return type(value)(
+            take_rows(item, rows, samples, f"{name}[{number}]") for number, item in enumerate(value)
+        )
 
     def take(tensor: Tensor) -> Tensor:
         if not _has_rows(tensor, samples):
-            raise ValueError(
-                f"a tensor has shape {tuple(tensor.shape)}, expected a row for each of the "
-                f"{samples} samples"
-            )
+            shape = f"has shape {tuple(tensor.shape)}" if tensor.ndim else "is one number"
+            raise NoRowsError(f"{name} {shape}, without a row for each of the {samples} samples")
         return tensor[rows]
 
     return map_tensors(value, take)

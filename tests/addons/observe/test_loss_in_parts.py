@@ -1,5 +1,6 @@
 """A custom loss over the batch comes with a warning if the batch is computed in parts."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import phasetrain
 from phasetrain.addons.observe.loss_in_parts import compare_means
-from phasetrain.addons.observe.sample_rows import take_rows
+from phasetrain.addons.observe.sample_rows import NoRowsError, take_rows
 from phasetrain.engine.batch import Batch
 from phasetrain.tasks.supervised import Supervised
 
@@ -55,7 +56,7 @@ def fit(folder: Path, loss: Any, **changes: Any) -> phasetrain.RunResult:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.1))
     arguments: dict[str, Any] = {"OPTIMIZER": {"name": "sgd", "lr": 0.1, "accumulate": 2}}
     return phasetrain.fit(
-        model,
+        changes.pop("model", model),
         train=changes.pop("train", DATA),
         loss=loss,
         epochs=1,
@@ -354,6 +355,37 @@ def test_lists_with_an_entry_per_sample_are_cut_by_entries_into_unequal_parts_to
 )
 def test_rows_of_nested_values(value: Any, first: Any) -> None:
     torch.testing.assert_close(take_rows(value, slice(0, 1), 3), first)
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ({"scores": torch.zeros(4, 2), "kl": torch.zeros(())}, "the model's output['kl'] is one number"),
+        ([torch.zeros(4, 2), {"kl": torch.zeros(3, 2)}], "the model's output[1]['kl'] has shape (3, 2)"),
+    ],
+)  # fmt: skip
+def test_output_without_rows_is_named(output: Any, reason: str) -> None:
+    with pytest.raises(NoRowsError) as caught:
+        compare_means(lambda *_: torch.zeros(()), output, None, samples=4)
+    assert str(caught.value) == f"{reason}, without a row for each of the 4 samples"
+
+
+def scaled(output: Mapping[str, Tensor], target: Tensor) -> Tensor:
+    return output["scale"] * mse_loss(output["scores"], target)
+
+
+class Scaled(nn.Linear):
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        scores = super().forward(inputs)
+        return {"scores": scores, "scale": scores.detach().square().mean()}
+
+
+def test_reason_of_no_comparison_is_in_words(tmp_path: Path) -> None:
+    fit(tmp_path, scaled, model=Scaled(4, 4))
+    line = (
+        "LOSS: scaled cannot be compared over parts of a batch: the model's output['scale'] is one"
+    )
+    assert f"{line} number, without a row" in (tmp_path / "log.txt").read_text()
 
 
 def test_losses_of_tasks_with_weights_are_not_compared(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ from phasetrain.data.samplers.phase_sampler import SampleOrder, make_sequential
 from phasetrain.data.samplers.source import SubsetOrder
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
-from phasetrain.engine.plan import Phase, PhaseTable, Plan
+from phasetrain.engine.plan import AVERAGED, TRAIN, Phase, PhaseTable, Plan
 from phasetrain.errors import SHAPE_ERRORS, ConfigError, did_you_mean
 from phasetrain.models.digest import hash_model
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.format import join_first
-from phasetrain.runtime.machine import mix_seed, reseed, seed_of
+from phasetrain.runtime.machine import mix_seed, reseed_all, seed_of
 from phasetrain.tasks import TASKS, SplitData
 from phasetrain.tasks.build.builder import build_model, load_weights
 from phasetrain.tasks.build.data_builder import build_loader
@@ -127,7 +127,13 @@ class _Extraction:
         self.folder = FeatureFolder(path, self.section.format)
         self.split = _read_in_order(split)
         self.batch_size: int = split.section.micro_batch_size or split.section.batch_size
-        self._stream = seed_of(setup.config.RUN.seed, "extract", name)
+        seed = setup.config.RUN.seed
+        self._stream = seed_of(seed, "extract", name)
+        # The stream of the passes of a test of these weights, on one rank.
+        weights = self.section.weights
+        tested = name if weights == "model" else f"{name}{AVERAGED}{weights}"
+        self._test_stream = None if name == TRAIN else seed_of(seed, "model", tested, 0)
+        self._micros = ceil(split.section.batch_size / self.batch_size)
         self._is_scalar_reported = False
         self._skipped_targets: set[str] = set()
         # Shape of the rows of each column, without the rows of other ranks.
@@ -167,8 +173,8 @@ class _Extraction:
         try:
             for number, phase in zip(missing, phases, strict=True):
                 parts = [
-                    self._make_columns(batch)
-                    for batches in loader.batches(phase)
+                    self._make_columns(batch, phase.offset + step * self.batch_size)
+                    for step, batches in enumerate(loader.batches(phase))
                     for batch in batches
                 ]
                 columns = {
@@ -206,12 +212,24 @@ class _Extraction:
         steps = ceil((end - first) / self.batch_size)
         return Phase(index, self.name, 0, 0, steps, first, end, self.batch_size)
 
+    def _seed_pass(self, batch: Batch, begin: int) -> None:
+        """Seed the forward pass of a batch that begins with a row of the split.
+
+        A function of the place: a model that draws random numbers returns the same rows on any rank
+        and after any number of shards that were kept. If the batch is one of a test, they are those
+        that the test has measured.
+        """
+        if self._test_stream is None or begin % self.batch_size:
+            reseed_all(mix_seed(self._stream, int(batch.ids[0])))
+            return
+        # As `StepRunner.reseed` does it in a test.
+        step, micro = divmod(begin // self.batch_size, self._micros)
+        reseed_all(mix_seed(self._test_stream, 0, step << 16 | micro))
+
     @torch.no_grad()
-    def _make_columns(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the columns of a batch, on the CPU."""
-        # Seeded by the first sample of the batch: a model that draws random numbers returns the
-        # same rows on any rank and after any number of shards that were kept.
-        reseed(mix_seed(self._stream, int(batch.ids[0])))
+    def _make_columns(self, batch: Batch, begin: int) -> dict[str, Tensor]:
+        """Return the columns of a batch that begins with a row of the split, on the CPU."""
+        self._seed_pass(batch, begin)
         moved = batch.to(self.setup.machine.device)
         try:
             with self.setup.machine.autocast(train=False):

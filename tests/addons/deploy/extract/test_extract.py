@@ -1,6 +1,7 @@
 """Features of every sample, once and in order, whatever interrupts it."""
 
 import io
+import random
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,33 @@ def run_plainly(folder: Path, *words: str, screen: io.StringIO | None = None) ->
     """Extract without the words of a training, which are those of another model."""
     words = ("RUN.engine=extract", f"RUN.dir={folder}", *words)
     return run(words, terminal=Terminal(screen or io.StringIO(), live=False))
+
+
+class Noisy(SmallCNN):
+    """Draws random numbers in test mode."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = super().forward(images)
+        return scores * (1 + random.random()) + torch.randn_like(scores)
+
+
+@pytest.mark.parametrize("micro", [None, 25])
+def test_random_numbers_of_a_model_are_those_of_the_test(tmp_path: Path, micro: int | None) -> None:
+    folder = tmp_path / "run"
+    words = (
+        f"MODEL.name={__name__}.Noisy",
+        "MODEL.ema={decay: 0.5}",
+        "DATA.TEST.batch_size=50",
+        f"DATA.TEST.micro_batch_size={'null' if micro is None else micro}",
+    )
+    result = train(folder, "PHASES.epochs=1", "PHASES.limit={train: 2, test: null}", *words)
+    for which, split in (("model", "test"), ("ema", "test@ema")):
+        out = tmp_path / which
+        more = ("EXTRACT.splits=[test]", "EXTRACT.rows_per_shard=150", f"EXTRACT.weights={which}")
+        extract(folder, out, *words, *more)
+        columns = read_columns(f"{out}/test", ["scores", "target"])
+        loss = torch.nn.functional.cross_entropy(columns["scores"], columns["target"])
+        assert float(loss) == pytest.approx(result.last[f"{split}/loss"], rel=1e-6)
 
 
 def test_averaged_weights_give_other_features(tmp_path: Path) -> None:
