@@ -97,7 +97,8 @@ class Manifest:
                 )
             if body["format"] > SHARDED:
                 raise InvalidCheckpointError(
-                    f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}"
+                    f"{MANIFEST} has format {body['format']}, written by a later phasetrain; this "
+                    f"one reads formats up to {SHARDED}: upgrade it"
                 )
             RunState().load_state_dict(body["state"])  # raises on an invalid position
             files = {
