@@ -124,7 +124,7 @@ def read_batch(
     builder: Builder, data: Mapping[str, SplitData], parts: Parts, name: str, reader: Any
 ) -> Batch:
     """Return the first batch of a split."""
-    phase = make_test_phase(list_splits(builder.context, data)[name])
+    phase = make_test_phase(list_splits(data)[name])
     draw = parts.loaders[name].find_first_draw(phase)
     batch: Batch = reader[draw]
     return batch

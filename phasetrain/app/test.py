@@ -47,7 +47,7 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     loaded = choose_checkpoint(setup, folder)
     builder = setup.builder()
     data = builder.data()
-    tests = [split for name, split in list_splits(builder.context, data).items() if name != TRAIN]
+    tests = [split for name, split in list_splits(data).items() if name != TRAIN]
     if not tests:
         raise ConfigError(
             "RUN.engine = 'test': DATA has no test split; add one, such as DATA.TEST.dataset=..."

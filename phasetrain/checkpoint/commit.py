@@ -95,9 +95,9 @@ class Manifest:
                 raise InvalidCheckpointError(
                     f"{MANIFEST} was altered: its digest does not fit its content"
                 )
-            if body["format"] > SHARDED:
+            if (found := body["format"]) > SHARDED:
                 raise InvalidCheckpointError(
-                    f"{MANIFEST} has format {body['format']}; this version reads {SHARDED}"
+                    f"{MANIFEST} has format {found}, this version reads up to {SHARDED}: upgrade it"
                 )
             RunState().load_state_dict(body["state"])  # raises on an invalid position
             files = {

@@ -211,7 +211,7 @@ class PhaseEngine(Generic[TaskType, HooksType]):
         self.is_phase_begun = False
         if self._out is None:
             raise RuntimeError(
-                "a loop over engine.steps() calls engine.finish(out) for each step, and did not"
+                f"step {self.state.step}: call engine.finish(out) before requesting the next batch"
             )
         self.hooks.call("on_step", self, phase, self._out)
 

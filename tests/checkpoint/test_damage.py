@@ -141,7 +141,7 @@ class TestHostileManifests:
     def test_a_later_format(self) -> None:
         assert (
             self.refused(asdict(replace(self.SOUND, format=4)))
-            == "manifest.json has format 4; this version reads 3"
+            == "manifest.json has format 4, this version reads up to 3: upgrade it"
         )
 
     @pytest.mark.parametrize(

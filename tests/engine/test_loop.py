@@ -518,7 +518,7 @@ class TestCustomLoop:
         assert own.state == ours.state
 
     def test_step_without_finish_is_rejected(self) -> None:
-        with pytest.raises(RuntimeError, match=r"engine\.finish\(out\)"):
+        with pytest.raises(RuntimeError, match=r"step 1: call engine\.finish\(out\)"):
             for _ in engine().steps():
                 pass
 

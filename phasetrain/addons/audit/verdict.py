@@ -140,7 +140,7 @@ def _merge(
         findings.append(
             Finding(
                 cause.kind,
-                _describe(cause, samples, resumed, reference),
+                _describe(cause, samples, reference),
                 _place(cause, resumed),
                 find_remedy(cause.kind, reference.framework),
                 cause.part,
@@ -150,7 +150,7 @@ def _merge(
     return findings
 
 
-def _describe(cause: Difference, samples: Samples | None, resumed: Trace, reference: Trace) -> str:
+def _describe(cause: Difference, samples: Samples | None, reference: Trace) -> str:
     name = cause.part.rpartition(".")[2]
     if cause.kind == "samples":
         return _describe_samples(cause, samples)

@@ -48,7 +48,7 @@ ALLOWED = (str(PACKAGE / "optim"), str(PACKAGE / "hooks"), str(PACKAGE / "checkp
 WATCHING = (__file__, operators.__file__)
 """Files whose frames are between an operator and the code that calls it."""
 
-STEP = frozenset({"train_step", "on_step"})
+STEP = frozenset({"run_step", "on_step"})
 """Functions that make up a train step."""
 
 
@@ -122,7 +122,7 @@ class _Watch:
             for number, batches in enumerate(engine.steps()):
                 self._watching = number > 0
                 self._on_host = {_memory_address(batch.ids) for batch in batches}
-                engine.finish(engine.task.train_step(batches, engine.position(), engine.events()))
+                engine.finish(engine.compute(batches))
 
     def record_operator(self, func: Any, args: Sequence[Any], result: object) -> None:
         """Record an operator if it reads values."""

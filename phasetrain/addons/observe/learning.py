@@ -73,7 +73,7 @@ def _train_one_batch(overrides: Sequence[str], updates: int, config_dir: str | N
             # Once, outside of the loop: random transforms would give another batch each time.
             batches = next(iter(task.batches(phase, 0)))
             for number in range(updates):
-                out = task.train_step(
+                out = task.run_step(
                     batches, Position(phase.split, number, number, number / updates), StepEvents()
                 )
                 losses.append(float(out.loss))

@@ -452,10 +452,9 @@ def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) ->
 
 def _run_step(task: Task, phase: Phase, batches: list[Batch], at: Position) -> None:
     """Run a step, and wait for the device."""
-    compute = task.train_step if phase.is_train else task.test_step
     events = _RecordNonFinite()
     try:
-        out = compute(batches, at, events) if batches else task.skip_step(at, events)
+        out = task.run_step(batches, at, events)
         float(out.loss)  # waits for the device: its errors belong to this step, and its time
         if phase.is_train:
             task.updater.resolve()

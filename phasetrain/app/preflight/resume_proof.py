@@ -219,15 +219,11 @@ def _measure(task: Task, phase: Phase) -> dict[str, float]:
 def _run_steps(task: Task, plan: Plan, phase: Phase, steps: range, trace: Trace) -> None:
     loaded = iter(task.batches(phase, steps.start))
     events = _RecordStep(trace)
-    compute = task.train_step if phase.is_train else task.test_step
     for step in steps:
         # Schedules are in the middle of the run: with the first values of a warm-up, which are
         # close to zero, an update would change no bit of a weight.
         at = plan.position_of(phase, step)._replace(where=0.5, within=0.5)
-        if batches := next(loaded):
-            compute(batches, at, events)
-        else:
-            task.skip_step(at, events)
+        task.run_step(next(loaded), at, events)
         if phase.is_train:
             task.updater.resolve()
             trace.record_state(task.stateful())

@@ -5,8 +5,10 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
+
+import numpy as np
 
 from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
@@ -29,7 +31,7 @@ from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
-from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split
+from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split, find_fingerprint
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 from phasetrain.tasks.build.weights_builder import freeze_parameters
@@ -176,19 +178,29 @@ def list_inexact_splits(setup: Setup) -> list[str]:
 
 
 def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
-    """Return a sentence for each test split that has the samples of the train split."""
+    """Return a sentence for each test split that has samples of the train split."""
     if TRAIN not in data:  # a run of tests only
         return []
     train = data[TRAIN]
+    known = find_fingerprint(train.section, train.reader.dataset)
     return [
-        f"DATA.{name.upper()}: it has the samples of DATA.TRAIN, so its metrics say nothing about "
+        f"DATA.{name.upper()}: it has {count} samples of DATA.TRAIN, so its metrics say less about "
         "others; set another dataset, split or subset"
         for name, split in data.items()
         if name != TRAIN
         and _compares_content(split.reader.dataset)
-        and split.fingerprint() == train.fingerprint()
-        and split.section.subset == train.section.subset
+        and find_fingerprint(split.section, split.reader.dataset) == known
+        and (count := max(_count_trained(split, part) for part in train.stages or (train,)))
     ]
+
+
+def _count_trained(split: SplitData, train: SplitData) -> int:
+    """Return how many samples of a test split are learned from; both have the same dataset."""
+    subsets = [getattr(part.reader, "chosen", None) for part in (split, train)]
+    chosen = [subset for subset in subsets if subset is not None]
+    if not chosen:  # all samples, which may be too many to list
+        return split.length - len(train.excluded_ids)
+    return len(np.setdiff1d(reduce(np.intersect1d, chosen), train.excluded_ids))
 
 
 def _compares_content(dataset: Any) -> bool:

@@ -31,8 +31,9 @@ class UpdaterState:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the first parameter group, as the last update used it."""
-        return float(self._used_lr)
+        """Learning rate of the first parameter group, as the last update used it; NaN if the
+        optimizer has none."""
+        return float("nan" if self._used_lr is None else self._used_lr)
 
     @property
     def factor(self) -> float:

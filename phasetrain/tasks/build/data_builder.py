@@ -220,7 +220,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     continued = [stage.get("continues", False) for stage in context.config.PHASES.stages]
     return tuple(
         Stage(
-            list_splits(context, data, number),
+            list_splits(data, number),
             replace(phase_settings(config), averaged=averaged),
             name,
             continues,
@@ -231,9 +231,7 @@ def build_stages(context: BuildContext, data: Mapping[str, SplitData]) -> tuple[
     )
 
 
-def list_splits(
-    context: BuildContext, data: Mapping[str, SplitData], stage: int = 0
-) -> dict[str, Split]:
+def list_splits(data: Mapping[str, SplitData], stage: int = 0) -> dict[str, Split]:
     """Return the splits of a stage, as the plan sees them."""
     splits = {}
     for name, split in data.items():
@@ -331,7 +329,7 @@ def build_split(
     reseed_all(seed_of(context.seed, "init", "data"))
     if dataset is None:
         dataset = open_dataset(context, name, section, facts)
-    source = build_source(context, where, section, dataset)
+    source = build_source(where, section, dataset)
     reader: SampleReader | SourcesReader
     order: SampleOrder
     mixture = find_mixture(dataset)
@@ -408,10 +406,10 @@ def build_reader(
     return SampleReader(
         source.dataset,
         pipeline,
-        build_collate(context, where, section.collate),
+        build_collate(where, section.collate),
         seed=seed,
         on_bad_sample=section.on_bad_sample,
-        selection=build_selection(context, where, section, kinds),
+        selection=build_selection(where, section, kinds),
         chosen=source.chosen,
     )
 
@@ -470,7 +468,7 @@ def build_input_transform(context: BuildContext, split: str) -> "InputTransform"
     transforms = _build_transforms(context, where, section)
     # The dataset is not opened, but its class may declare fields.
     kinds = find_field_kinds(where, section, DATASETS.find(section.dataset, where))
-    inputs = build_selection(context, where, section, kinds).inputs
+    inputs = build_selection(where, section, kinds).inputs
     # Inference has no targets: a transform that makes them would change inputs for nothing.
     kept = [
         (
@@ -485,7 +483,7 @@ def build_input_transform(context: BuildContext, split: str) -> "InputTransform"
         where,
         Pipeline([transform for transform, _ in kept]),
         [text for _, text in kept],
-        build_collate(context, where, section.collate),
+        build_collate(where, section.collate),
     )
 
 

@@ -87,7 +87,7 @@ def open_dataset(
         wrapped = ForwardDataset(dataset, seed, shard=shard)
     except TypeError as error:
         raise ConfigError(f"{setting}: {error}", code="data.no_dataset") from error
-    _check_section(context, where, section, wrapped)
+    _check_section(where, section, wrapped)
     most = _limit_pass(context, name, section.batch_size)
     if most:
         _set_length(wrapped, name, setting, length, most)
@@ -151,9 +151,7 @@ def _find_shard(context: BuildContext, where: str, section: AttrDict) -> RankSha
     return RankShard(context.world.rank, context.world.size, section.batch_size)
 
 
-def _check_section(
-    context: BuildContext, where: str, section: AttrDict, dataset: ForwardDataset
-) -> None:
+def _check_section(where: str, section: AttrDict, dataset: ForwardDataset) -> None:
     """Reject keys that need a length or access by index.
 
     Raises:

@@ -43,9 +43,7 @@ MOST_WORKERS = 8
 """Maximum number of loader workers per rank with `auto`."""
 
 
-def build_source(
-    context: BuildContext, where: str, section: AttrDict, dataset: Any
-) -> SampleSource:
+def build_source(where: str, section: AttrDict, dataset: Any) -> SampleSource:
     """Return the samples of a split, a subset of the dataset if `subset` is set.
 
     Raises:
@@ -254,13 +252,10 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
     return parse_field_kinds(field_kinds, f"{where}.fields")
 
 
-def build_selection(
-    context: BuildContext, where: str, section: AttrDict, kinds: FieldKinds | None
-) -> FieldSelection:
+def build_selection(where: str, section: AttrDict, kinds: FieldKinds | None) -> FieldSelection:
     """Return which values of a sample are input and target.
 
     Args:
-        context: config and machine.
         where: config path of the split.
         section: its config.
         kinds: declared fields; the images are the input by default, and the others the target.
@@ -284,7 +279,7 @@ def _one_or_all(names: list[str | int]) -> str | int | list[str | int]:
     return names
 
 
-def build_collate(context: BuildContext, where: str, item: str | Mapping[str, Any]) -> Collate:
+def build_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
     """Return the collate function; a dotted path may name the function or its factory.
 
     Raises:

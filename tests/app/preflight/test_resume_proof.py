@@ -153,6 +153,16 @@ class Scaling(Supervised):
         return super().train_step(batches, at, events)
 
 
+class Drawing(Supervised):
+    """Shifts the weights in each train step, before its first pass, by a random number."""
+
+    def train_step(self, batches: list[Batch], at: Position, events: StepEvents) -> StepOutput:
+        with torch.no_grad():
+            for weight in self.model.parameters():
+                weight.add_(0.01 * torch.rand(()))
+        return super().train_step(batches, at, events)
+
+
 class ListMeter(Meter):
     def __init__(self) -> None:
         super().__init__()
@@ -276,6 +286,11 @@ def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> Non
     assert [entry["updates"] for entry in departures] == [0, 0]
     assert all(entry["what"][0].startswith("MODEL: ") for entry in departures)
     assert [entry["value"] for entry in departures] == [[], ["model", HERE, "Counting", "calls"]]
+
+
+def test_custom_step_that_draws_before_its_first_pass_is_exact(tmp_path: Path) -> None:
+    words = ("PHASES.epochs=1", REHEARSED, f"TASK.name={HERE}.Drawing")
+    assert train(tmp_path, *words).updates == 5
 
 
 def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What is wrong with a run, all of it at once, and what in it never takes effect."""
 
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -104,28 +105,39 @@ def of_class(dataset: str) -> tuple[str, ...]:
     )
 
 
+REST = ("DATA.TEST.split=train", "DATA.TEST.subset={skip: 1000}")
+"""Tests all samples of the train split but the first 1,000 of the shuffled list."""
+
+
 @pytest.mark.parametrize(
-    ("words", "splits"),
+    ("words", "counts"),
     [
         ((), []),
-        (("DATA.TEST.split=train",), ["DATA.TEST"]),
-        (("DATA.TEST.split=train", "DATA.TEST.subset.samples=20"), []),
+        (("DATA.TEST.split=train",), ["1442"]),
+        (("DATA.TEST.split=train", "DATA.TRAIN.exclude=[0, 3, 5]"), ["1439"]),
+        (("DATA.TEST.split=train", "DATA.TEST.subset.samples=20"), ["20"]),
+        ((*REST, "DATA.TRAIN.subset.samples=1000"), []),
+        ((*REST, "DATA.TRAIN.subset.samples=1010"), ["10"]),
+        ((*REST, "DATA.TRAIN.subset.skip=1000", "DATA.TRAIN.exclude=[0, 9, 10]"), ["440"]),
         # Their fingerprints are their class, or the lengths of their shards.
         (of_class("stream_parts.Part"), []),
         (of_class("stream_parts.sharded_part"), []),
-        (of_class("stream_parts.KnownPart"), ["DATA.TEST"]),  # as it says itself
+        (of_class("stream_parts.KnownPart"), ["64"]),  # as it says itself
     ],
 )
-def test_split_with_the_samples_of_the_train_split_is_named(
-    words: tuple[str, ...], splits: list[str]
+def test_samples_of_the_train_split_in_a_test_split_are_counted(
+    words: tuple[str, ...], counts: list[str]
 ) -> None:
     data = resolve_overrides([*SMALL, "RUN.dir=x", *words]).builder().data()
-    assert [line.partition(":")[0] for line in list_trained_splits(data)] == splits
+    found = [
+        re.match(r"DATA\.TEST: it has (\d+) samples", line) for line in list_trained_splits(data)
+    ]
+    assert [match and match[1] for match in found] == counts
 
 
 def test_test_with_the_samples_of_the_train_split_is_warned_of(tmp_path: Path) -> None:
     train(tmp_path, "PHASES.epochs=1", "DATA.TEST.split=train")
-    assert "DATA.TEST: it has the samples of DATA.TRAIN" in (tmp_path / "log.txt").read_text()
+    assert "DATA.TEST: it has 1442 samples of DATA.TRAIN" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

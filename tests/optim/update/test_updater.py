@@ -254,6 +254,11 @@ class TestState:
         assert updater.lr == pytest.approx(0.05)
         assert updater.optimizer.param_groups[0]["momentum"] == pytest.approx(0.6)
 
+    def test_learning_rate_of_an_optimizer_without_one_is_nan(self) -> None:
+        optimizer = torch.optim.SGD(model().parameters(), lr=0.1)
+        del optimizer.param_groups[0]["lr"]
+        assert math.isnan(Updater(optimizer).lr)
+
     def test_state_contains_no_options_but_the_last_learning_rate(self) -> None:
         updater = Updater(torch.optim.SGD(model().parameters(), lr=0.1))
         state = {"optimizer": {}, "skipped": 0, "skipped_in_row": 0, "used_lr": 0.1}

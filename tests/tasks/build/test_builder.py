@@ -133,7 +133,7 @@ class TestData:
             "test": 355,
             "valid": 355,
         }
-        assert list_splits(made.context, data) == {
+        assert list_splits(data) == {
             "train": Split("train", 1442, 64, drop_last=True),
             "test": Split("test", 355, 256, drop_last=True),
             "valid": Split("valid", 355, 10, drop_last=False),

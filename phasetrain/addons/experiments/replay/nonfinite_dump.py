@@ -180,7 +180,7 @@ def _run_step(task: Task, dump: StepDump, folder: str, seen: _NonFiniteValues) -
     task.model.train()
     task.loss.train()
     try:
-        out = task.train_step([batch.to(device) for batch in dump.batches], dump.position, seen)
+        out = task.run_step([batch.to(device) for batch in dump.batches], dump.position, seen)
         task.updater.resolve()
         if seen.made:
             seen.loss = float(out.loss)
