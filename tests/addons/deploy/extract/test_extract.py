@@ -421,30 +421,20 @@ def test_a_subset_is_taken_as_such(trained: Path, tmp_path: Path) -> None:
         extract(trained, tmp_path, *words, "DATA.TEST.subset.seed=4")
 
 
-def repeat_targets(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    targets = [int(target) for _, target in samples for _ in range(2)]
-    return torch.stack([image for image, _ in samples]), torch.tensor(targets)
-
-
 def repeat_all(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-    return repeat_targets([sample for sample in samples for _ in range(2)])
+    twice = [sample for sample in samples for _ in range(2)]
+    targets = torch.tensor([int(target) for _, target in twice])
+    return torch.stack([image for image, _ in twice]), targets
 
 
 class TestErrors:
-    @pytest.mark.parametrize(
-        ("collate", "layers", "key"),
-        [
-            ("repeat_targets", "[]", "DATA.TEST"),
-            ("repeat_targets", "[features]", "DATA.TEST"),
-            ("repeat_all", "[]", "DATA.TEST"),
-        ],
-    )
-    def test_data_without_a_row_per_sample_is_named(
-        self, trained: Path, tmp_path: Path, collate: str, layers: str, key: str
+    @pytest.mark.parametrize("layers", ["[]", "[features]"])
+    def test_outputs_without_a_row_per_sample_are_named(
+        self, trained: Path, tmp_path: Path, layers: str
     ) -> None:
         words = [f"EXTRACT.layers={layers}", "EXTRACT.splits=[test]"]
-        with raises(ConfigError, key=key):
-            extract(trained, tmp_path, *words, f"DATA.TEST.collate={__name__}.{collate}")
+        with raises(ConfigError, key="EXTRACT.predictions"):
+            extract(trained, tmp_path, *words, f"DATA.TEST.collate={__name__}.repeat_all")
 
     @pytest.mark.parametrize(
         ("word", "problem"),
