@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
 from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
 from phasetrain.app.setup import Setup
@@ -81,7 +82,8 @@ class ForbiddenEffectError(PermissionError):
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, and let workers follow the changes that they make to datasets.
+    """Rehearse the hooks, warn of what a resume has lost, and let workers follow the changes that
+    hooks make to datasets.
 
     Args:
         engine: the run, before its first step.
@@ -94,6 +96,7 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
     if is_rehearsed:
         warn_of_set_epoch(engine.task, engine.hooks.by_label)
         rehearse_hooks(engine, setup)
+    warn_of_lost_rows(engine)
     # After the rehearsal, whose copy reads without workers.
     follow_changes(engine.task, engine.hooks.by_label)
 
