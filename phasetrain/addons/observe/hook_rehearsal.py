@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
+from phasetrain.addons.observe.silent_mistakes import warn_of_settings
 from phasetrain.addons.observe.unfinished_sources import check_unfinished_sources
 from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
@@ -85,8 +86,8 @@ class ForbiddenEffectError(PermissionError):
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, warn of what a resume has lost and of weights of unfinished runs, and let
-    workers follow the changes that hooks make to datasets.
+    """Rehearse the hooks, warn of what a resume has lost, of weights of unfinished runs and of
+    settings of the model, and let workers follow the changes that hooks make to datasets.
 
     Args:
         engine: the run, before its first step.
@@ -97,6 +98,7 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         ConfigError: see `rehearse_hooks`.
     """
     if is_rehearsed:
+        warn_of_settings(engine.task.parts.model)
         warn_of_set_epoch(engine.task, engine.hooks.by_label)
         rehearse_hooks(engine, setup)
     warn_of_lost_rows(engine)
