@@ -3,7 +3,7 @@
 import dis
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import FunctionType
 
 from phasetrain.addons.observe.code_names import list_code_names, list_codes
@@ -25,6 +25,9 @@ STEP_EVENTS = (
 
 CLOSING_EVENTS = ("on_metrics", "on_phase_end")
 """Events of a phase that is complete, in which a hook may use what it has collected."""
+
+PLAIN = (str, int, float, tuple, property)
+"""Classes of options, such as an interval: steps change no such object."""
 
 
 def warn_of_lost_rows(engine: PhaseEngine[Task, Hooks]) -> None:
@@ -61,8 +64,10 @@ def _list_collected(hook: Hook) -> list[str]:
     """Return the attributes and module variables that the code of a hook uses both in the steps of
     a phase and at its end."""
     methods: dict[str, list[FunctionType]] = {}
+    attributes = dict(vars(hook))
     for kind in filter(is_custom, type(hook).__mro__):
         for name, value in vars(kind).items():
+            attributes.setdefault(name, value)
             if isinstance(value, FunctionType):
                 methods.setdefault(name, []).append(value)
     in_steps = _follow_calls(methods, STEP_EVENTS)
@@ -77,9 +82,9 @@ def _list_collected(hook: Hook) -> list[str]:
     }
     found = []
     for name in sorted(shared - methods.keys()):
-        if hasattr(hook, name) and name not in assigned_in_steps:
-            # An option, such as an interval, is a plain value and stays.
-            is_found = not isinstance(getattr(hook, name), str | int | float | tuple | Callable)
+        if name in attributes and name not in assigned_in_steps:
+            value = attributes[name]
+            is_found = not isinstance(value, PLAIN) and not callable(value)
         else:
             # on_start and on_phase_start assign as well, and are still to come.
             is_found = name in assigned or name in variables

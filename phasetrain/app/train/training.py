@@ -59,7 +59,6 @@ from phasetrain.hooks.state_watch import HeldState, StateWatch
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, HEADER_BYTES, count_records
-from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.clock import Clock
 from phasetrain.runtime.signals import Signals
 from phasetrain.tasks import Builder, Parts, SplitData, Task
@@ -387,10 +386,6 @@ class Training:
         """Remove deviations that the user has declared harmless, close deviations whose values are
         in checkpoints now, and warn of the values that an earlier attempt has lost."""
         self._set_deviations(review_deviations(self.deviations, updates, state))
-        # An earlier attempt has ended with the error, or has accepted it.
-        lost = [deviation for deviation in self.deviations if "value" in deviation and updates]
-        for line in format_deviations(lost):
-            log.warning("this run is not exact %s", line)
 
     def _set_deviations(self, deviations: list[dict[str, Any]]) -> None:
         def write() -> None:
