@@ -357,8 +357,8 @@ def describe_held(held: Held) -> str:
     elif isinstance(owner, Hook):
         fix = (
             f'add `"{name}": self.{name}` to what `state_dict` returns, and '
-            f'`self.{name} = state["{name}"]` to `load_state_dict`; if the hook only observes, add '
-            "`observe_only = True` to the class"
+            f'`self.{name} = state["{name}"]` to `load_state_dict`; if the hook only observes and '
+            "may lose the value within a phase, add `observe_only = True` to the class"
         )
     elif isinstance(owner, nn.Module):
         fix = (
@@ -367,8 +367,8 @@ def describe_held(held: Held) -> str:
         )
     elif section.startswith("HOOKS."):
         fix = (
-            "save it in `state_dict` and `load_state_dict` of the hook; if the hook only observes, "
-            "add `observe_only = True` to its class"
+            "save it in `state_dict` and `load_state_dict` of the hook; if the hook only observes "
+            "and may lose the value within a phase, add `observe_only = True` to its class"
         )
     elif section == "TASK" and held.part != "task":
         fix = (

@@ -257,6 +257,8 @@ def test_repair_ends_the_mark_of_a_value(
         is_observing = "observe_only" in declared
         spans = [] if is_observing else ["from the start", *spans[1:]]
     assert sorted(line.partition(":")[0] for line in format_deviations(repaired)) == spans
+    log = (tmp_path / "run/log.txt").read_text()
+    assert log.count("this run is not exact from update 5") == ("count" in str(repaired))
     assert newest(tmp_path / "run").promised["departures"] == repaired
     assert bool(spans) == ("not the result of its command" in (tmp_path / "run/RUN.md").read_text())
 

@@ -28,7 +28,7 @@ def list_code_names(definitions: Iterable[type | FunctionType]) -> set[str]:
         elif isinstance(definition, staticmethod | classmethod):
             left.append(definition.__func__)
         elif isinstance(definition, FunctionType):
-            codes = list(_list_codes(definition.__code__))
+            codes = list(list_codes(definition.__code__))
             for code in codes:
                 names.update(code.co_names)
                 names.update(text for text in code.co_consts if isinstance(text, str))
@@ -40,12 +40,12 @@ def list_code_names(definitions: Iterable[type | FunctionType]) -> set[str]:
     return names
 
 
-def _list_codes(code: CodeType) -> Iterator[CodeType]:
+def list_codes(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of a function and of the functions in it."""
     yield code
     for value in code.co_consts:
         if isinstance(value, CodeType):
-            yield from _list_codes(value)
+            yield from list_codes(value)
 
 
 def _list_closure(function: FunctionType) -> Iterator[object]:

@@ -13,8 +13,10 @@ import signal
 import sys
 import tempfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import wraps
 from operator import attrgetter
@@ -22,6 +24,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
+from phasetrain.addons.observe.silent_mistakes import warn_of_settings
+from phasetrain.addons.observe.unfinished_sources import check_unfinished_sources
 from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
 from phasetrain.app.setup import Setup
@@ -81,7 +86,8 @@ class ForbiddenEffectError(PermissionError):
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, and let workers follow the changes that they make to datasets.
+    """Rehearse the hooks, warn of what a resume has lost, of weights of unfinished runs and of
+    settings of the model, and let workers follow the changes that hooks make to datasets.
 
     Args:
         engine: the run, before its first step.
@@ -92,8 +98,12 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         ConfigError: see `rehearse_hooks`.
     """
     if is_rehearsed:
+        warn_of_settings(engine.task.parts.model)
         warn_of_set_epoch(engine.task, engine.hooks.by_label)
         rehearse_hooks(engine, setup)
+    warn_of_lost_rows(engine)
+    if engine.task.parts.weights is not None:
+        check_unfinished_sources(engine.task.parts.weights)
     # After the rehearsal, whose copy reads without workers.
     follow_changes(engine.task, engine.hooks.by_label)
 
@@ -298,11 +308,15 @@ class _Recorder:
 
         @wraps(call)
         def recorded(*args: Any) -> Any:
+            attributes = getattr(getattr(call, "__self__", None), "__dict__", {})
+            before = _copy_containers(attributes) if event in REPEATED else {}
             result = self._try(label, event, call, args)
             state = self._engine.state
             updates = state.updates
             if event in REPEATED and label not in {failure.label for failure in self.failures}:
                 state.updates = 0
+                # on_phase_end may have emptied what the hook has collected.
+                attributes.update(before)
                 self._try(label, event, call, args)
                 state.updates = updates
             return result
@@ -320,6 +334,14 @@ class _Recorder:
                 message = f"{type(error).__name__}: {error}".splitlines()[0]
                 self.failures.append(HookFailure(label, event, message, list_user_frames(error)))
         return None
+
+
+def _copy_containers(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return attributes, with copies of containers that an event may empty."""
+    return {
+        name: copy(value) if isinstance(value, list | dict | set | deque) else value
+        for name, value in attributes.items()
+    }
 
 
 def _is_raised(error: Exception) -> bool:

@@ -1,11 +1,17 @@
 """Warnings before the first step about mistakes that raise no error."""
 
+import logging
+
+from torch import nn
+
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss
 from phasetrain.proof.held import is_custom
 from phasetrain.tasks import Task
+
+log = logging.getLogger(__name__)
 
 
 def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
@@ -41,6 +47,15 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     check_coupled_tests(run_spec, task)
     check_broadcast_loss(run_spec, task)
     check_effects_of_tests(run_spec, task)
+
+
+def warn_of_settings(model: nn.Module) -> None:
+    """Warn of settings of modules that raise no error, as the modules of phasetrain's add-ons say
+    in `list_mistakes()`."""
+    for module in model.modules():
+        if not is_custom(type(module)):
+            for line in getattr(module, "list_mistakes", list)():
+                log.warning("%s", line)
 
 
 def has_custom_parts(task: Task) -> bool:

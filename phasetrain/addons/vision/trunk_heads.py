@@ -129,6 +129,25 @@ class TrunkHeads(nn.Module):
         # In the order of the config, not in the order of the passes through the trunk.
         return {label: outputs[label] for label in self._inputs if label in outputs}
 
+    def list_mistakes(self) -> list[str]:
+        """Return a sentence if no head trains the trunk, and batches change its statistics."""
+        if not all(head_input.detach for head_input in self._inputs.values()):
+            return []
+        norms = [
+            name
+            for name, module in self.trunk.named_modules()
+            # MODEL.freeze of a whole module puts it into eval mode.
+            if isinstance(getattr(module, "running_mean", None), Tensor)
+            and any(weight.requires_grad for weight in module.parameters())
+        ]
+        if not norms:
+            return []
+        return [
+            "MODEL.heads: all heads have detach: true, so nothing trains the trunk, but it is in "
+            "training mode, and batches change the running statistics of "
+            f"{join_first(norms, 4)}; MODEL.freeze=[trunk] keeps the trunk as it is"
+        ]
+
     def _compute_features(self, value: Any, labels: Sequence[str]) -> dict[str, Tensor]:
         """Return the inputs of some heads for one input of the trunk."""
         if isinstance(value, Mapping):

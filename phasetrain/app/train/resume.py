@@ -38,6 +38,7 @@ from phasetrain.errors import ChangedError, PhasetrainError, Problem
 from phasetrain.hooks import Hook
 from phasetrain.hooks.observers import classify_hooks, list_observers
 from phasetrain.hooks.state_watch import HeldState
+from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
 from phasetrain.runtime.machine import Machine, limit_cpu_capability
@@ -530,7 +531,8 @@ def review_deviations(
     known: Sequence[dict[str, Any]], updates: int, state: HeldState
 ) -> list[dict[str, Any]]:
     """Return the result of `list_deviations` without hooks and values that the user has declared to
-    have no effect; values that are saved from now on get `until`, the number of updates."""
+    have no effect; values that are saved from now on get `until`, the number of updates. Warn
+    of the values that an earlier attempt has lost."""
     observers = list_python_extras(state.observers, None)
     kept = []
     for deviation in known:
@@ -542,6 +544,9 @@ def review_deviations(
             log.info("%s: declared to have no effect, so it does not make the run inexact", name)
         else:
             kept.append(deviation | {"what": what} | ({"until": updates} if fate else {}))
+    # After a resume, an earlier attempt has ended with the error or has accepted it.
+    for line in format_deviations([one for one in kept if "value" in one and updates]):
+        log.warning("this run is not exact %s", line)
     return kept
 
 

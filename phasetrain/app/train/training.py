@@ -383,8 +383,8 @@ class Training:
         return accepts
 
     def _review_inexact(self, state: HeldState, updates: int) -> None:
-        """Remove deviations that the user has declared harmless, and close deviations whose values
-        are in checkpoints now."""
+        """Remove deviations that the user has declared harmless, close deviations whose values are
+        in checkpoints now, and warn of the values that an earlier attempt has lost."""
         self._set_deviations(review_deviations(self.deviations, updates, state))
 
     def _set_deviations(self, deviations: list[dict[str, Any]]) -> None:

@@ -150,6 +150,29 @@ def test_condition_on_values_is_no_mistake(tmp_path: Path) -> None:
     assert train(tmp_path, *REHEARSED, hooks={"judge": judge}).updates == 5
 
 
+class Emptying(Hook):
+    """Collects values in each step, and empties them at the end of the phase."""
+
+    observe_only = True
+
+    def __init__(self) -> None:
+        self.assigned: list[torch.Tensor] = []
+        self.cleared: list[torch.Tensor] = []
+
+    def on_forward(self, run: Any, phase: Any, out: Any) -> None:
+        self.assigned.append(out.ids)
+        self.cleared.append(out.ids)
+
+    def on_phase_end(self, run: Any, phase: Any, metrics: Any) -> None:
+        assert len(torch.cat(self.assigned)) == len(torch.cat(self.cleared))
+        self.assigned = []
+        self.cleared.clear()
+
+
+def test_hook_that_empties_what_it_has_collected_passes(tmp_path: Path) -> None:
+    assert train(tmp_path, *REHEARSED, hooks={"mine": Emptying()}).updates == 5
+
+
 def test_hook_that_waits_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from phasetrain.addons.observe import hook_rehearsal
 

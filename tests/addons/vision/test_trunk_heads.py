@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import phasetrain
 from phasetrain.addons.vision.trunk_heads import TrunkHeads
 from phasetrain.models import MODELS
 from phasetrain.models.base import MODELS as REGISTRY
@@ -69,6 +71,31 @@ def test_detached_head_gives_the_trunk_no_gradient() -> None:
         model(IMAGES)["probe"].square().sum().backward()
         assert (model.trunk.features[0].weight.grad is None) == detach
         assert model.heads["probe"].layers[1].weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("trunk", "heads", "freeze", "told"),
+    [
+        ("small_cnn, width: 4, cut: head", "", "[]", True),
+        ("small_cnn, width: 4, cut: head", "", "[trunk]", False),
+        ("small_cnn, width: 4, cut: head", ", b: {name: mlp, hidden: []}", "[]", False),
+        ("mlp", "", "[]", False),
+    ],
+)
+def test_statistics_of_a_trunk_that_nothing_trains_are_warned_of(
+    trunk: str, heads: str, freeze: str, told: bool, tmp_path: Path
+) -> None:
+    phasetrain.run(
+        [
+            *("DATA.TEST=null", "PHASES.updates=1", "METERS=null", "RUN.rehearse=false"),
+            f"MODEL={{name: trunk_heads, trunk: {{name: {trunk}}}, heads: "
+            f"{{a: {{name: mlp, hidden: [], detach: true}}{heads}}}, freeze: {freeze}}}",
+            "LOSS={name: weighted_sum, losses: {a: {name: cross_entropy, output: a}}}",
+            f"RUN.dir={tmp_path}",
+        ]
+    )
+    log = (tmp_path / "log.txt").read_text()
+    assert log.count("MODEL.heads: all heads have detach: true") == told
 
 
 def test_heads_read_their_entries_of_the_input() -> None:
