@@ -6,7 +6,6 @@ at once.
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -281,9 +280,11 @@ def _derive_as_stored(recorded: Composed, stored: Mapping[str, Any]) -> dict[str
         stored: config of the run.
     """
     draft = ConfigDraft(recorded, _find_device)
-    with suppress(Exception):  # files that were changed may have mistakes of any kind
+    try:
         for rule in (derive_batch_size, derive_precision, derive_compile, scale_learning_rate):
             rule(draft)
+    except Exception as error:  # noqa: BLE001 - a wrong value in changed files can raise anything
+        log.debug("rules not applied: %s: %s", type(error).__name__, error)
     if draft.get("OPTIMIZER.lr") != lookup(stored, "OPTIMIZER.lr"):
         # Recorded without the scaling, or the command would scale it twice.
         draft.config["OPTIMIZER"] = recorded.config["OPTIMIZER"]
