@@ -24,7 +24,10 @@ from phasetrain.config.engines import list_engines
 from phasetrain.config.objects import GivenObjects, current_objects
 from phasetrain.config.plugins import load_plugins, run_imports
 from phasetrain.config.problems import collect_problems, raise_all
+from phasetrain.config.rules.batch import derive_batch_size, scale_learning_rate
 from phasetrain.config.rules.derive import apply_rules, derive
+from phasetrain.config.rules.draft import ConfigDraft
+from phasetrain.config.rules.machine import derive_compile, derive_precision
 from phasetrain.config.schema import Schema, default_schema, is_split
 from phasetrain.config.stages import compose_stages
 from phasetrain.config.trust import trust_only
@@ -256,8 +259,9 @@ def _keep_values(words: Sequence[str], composed: Composed, config_dir: str | Non
     recorded = compose(words, config_dir=config_dir)
     if recorded.problems:  # the files are elsewhere
         return
+    derived = _derive_as_stored(recorded, composed.config)
     clean = Redaction({})  # the recorded command has no secrets, and no message may have one
-    before, now = map(clean.redact_config, (recorded.config, composed.config))
+    before, now = map(clean.redact_config, (derived, composed.config))
     for change in compare_configs(before, now, default_schema()):
         if change.resume != "free" and ABSENT not in (change.old, change.new):
             word = f"{change.path}={format_literal(change.new, change.path)}"
@@ -265,6 +269,26 @@ def _keep_values(words: Sequence[str], composed: Composed, config_dir: str | Non
                 continue
             log.warning("%s, as before; the files of the run have another value now", word)
             yield word
+
+
+def _derive_as_stored(recorded: Composed, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a command, with those that rules derive from other values than null,
+    which a run stores as derived.
+
+    Args:
+        recorded: config of the command.
+        stored: config of the run.
+    """
+    draft = ConfigDraft(recorded, _find_device)
+    try:
+        for rule in (derive_batch_size, derive_precision, derive_compile, scale_learning_rate):
+            rule(draft)
+    except Exception as error:  # noqa: BLE001 - a wrong value in changed files can raise anything
+        log.debug("rules not applied: %s: %s", type(error).__name__, error)
+    if draft.get("OPTIMIZER.lr") != lookup(stored, "OPTIMIZER.lr"):
+        # Recorded without the scaling, or the command would scale it twice.
+        draft.config["OPTIMIZER"] = recorded.config["OPTIMIZER"]
+    return draft.config
 
 
 def validate(composed: Composed, schema: Schema, place: Placement) -> None:

@@ -74,8 +74,8 @@ class SubsetView(SampleView):
     """Some samples of a dataset, with its facts and labels."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the facts of the dataset."""
-        return read_facts(self.dataset)
+        """Return the facts of the dataset, or of the samples in use."""
+        return read_facts(self.dataset, self.chosen)
 
     def labels(self) -> NDArray[np.int64]:
         """Return the class of each sample in use, int64 `(N,)`."""
@@ -167,7 +167,7 @@ class MixedDataset(Dataset[Any]):
         if self.batches is not None:
             return read_facts(next(iter(self.sources.values())))
         facts_by_label = {
-            label: dict(source.facts())
+            label: dict(read_facts(source))
             for label, source in self.sources.items()
             if isinstance(source, Described)
         }

@@ -16,7 +16,8 @@ no base class, no registration. So do these attributes and methods:
                            torch's DataLoader asks for them
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from inspect import signature
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -42,13 +43,31 @@ class Described(Protocol):
         `input_shape` (tuple of int, `(C, H, W)` for images; only if all samples share it),
         `channels` (int), `input_columns` (tuple of str: the names of the entries of an input that
         is a row of a table).
+
+        With a parameter `indices`, the method gets the indices of the samples in use, int64 `(N,)`:
+        those of `subset`, otherwise all.
         """
         ...
 
 
-def read_facts(dataset: object) -> Mapping[str, Any]:
-    """Return the facts of a dataset; none if it is not `Described`."""
-    return dataset.facts() if isinstance(dataset, Described) else {}
+def takes_indices(dataset: Described) -> bool:
+    """Return whether the facts of a dataset are those of given samples."""
+    return "indices" in signature(dataset.facts).parameters
+
+
+def read_facts(dataset: object, chosen: NDArray[np.int64] | None = None) -> Mapping[str, Any]:
+    """Return the facts of a dataset; none if it is not `Described`.
+
+    Args:
+        dataset: the dataset.
+        chosen: indices of the samples in use; None: all.
+    """
+    if not isinstance(dataset, Described):
+        return {}
+    facts: Callable[..., Mapping[str, Any]] = dataset.facts
+    if isinstance(dataset, Sized) and takes_indices(dataset):
+        return facts(indices=np.arange(len(dataset)) if chosen is None else chosen)
+    return facts()
 
 
 @runtime_checkable

@@ -192,15 +192,16 @@ def run_predict(call: Call) -> Outcome:
     if flags.skip_unreadable:
         content["skipped"] = skipped
     content["predictions"] = [prediction.to_json() for prediction in predictions]
+    name = flags.output or "output"
     if flags.masks is not None:
         lines.append(f"{flags.masks}: {write_masks(predictions, flags.masks)} masks")
     if flags.out is not None:
-        write_predictions(predictions, flags.out)
+        write_predictions(predictions, flags.out, name)
         lines.append(f"{flags.out}: {len(predictions)} predictions")
     elif flags.csv:
-        lines = [format_csv(predictions).rstrip("\n")]
+        lines = [format_csv(predictions, name).rstrip("\n")]
     elif not flags.json:
-        head, rows = format_rows(predictions)
+        head, rows = format_rows(predictions, name)
         Terminal().print_table(f"predictions of {flags.run_folder}", head, rows)
     return Outcome(text="\n".join(lines), content=content)
 

@@ -6,6 +6,7 @@ from torch import nn
 
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
+from phasetrain.addons.observe.whole_facts import check_whole_facts
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss
 from phasetrain.proof.held import is_custom
@@ -16,8 +17,8 @@ log = logging.getLogger(__name__)
 
 def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     """Warn of losses that depend on how a batch or a test is computed or that broadcast outputs
-    against targets, of mirrored key points, of schedules that nothing applies, of frozen weights
-    with random values, and of tests that change the training.
+    against targets, of mirrored key points, of statistics of held-out samples, of schedules that
+    nothing applies, of frozen weights with random values, and of tests that change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -27,6 +28,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     """
     check_ignored_targets(run_spec, task)
     check_mirrored_points(run_spec)
+    check_whole_facts(run_spec.data, task.parts.facts)
     if task.parts.weights is not None:
         from phasetrain.addons.observe.frozen_initial_weights import check_frozen_initial_weights
 

@@ -17,7 +17,7 @@ from phasetrain.addons.report.dense_samples import (
 from phasetrain.addons.report.page import write_report
 from phasetrain.addons.report.page.reading import RunReport
 from phasetrain.config.checks import check_at_least
-from phasetrain.data.datasets import Described
+from phasetrain.data.protocols import read_facts
 from phasetrain.engine.batch import Batch, GeneratedOutput, StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
@@ -336,6 +336,6 @@ def _has_scores(run: Run, phase: Phase, count: int) -> bool:
 def _find_fact(run: Run, phase: Phase, name: str) -> Any:
     """Return a fact of the dataset of a phase; None if it does not report it."""
     loader = run.task.parts.loaders.get(phase.data)
-    if loader is None or not isinstance(loader.reader.dataset, Described):
+    if loader is None:
         return None
-    return loader.reader.dataset.facts().get(name)
+    return read_facts(loader.reader.dataset).get(name)

@@ -401,18 +401,18 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
         loader = task.parts.loaders[phase.data]
         draw = loader.find_first_draw(phase)
         batch = loader.read(draw).to(task.parts.machine.device)
-        if not batch.size:
+        shards = task.parts.strategy is not None and task.parts.strategy.shards_weights
+        # A custom step need not call `forward`, which may then fail with a train batch.
+        if not batch.size or (shards and type(task).train_step is not Task.train_step):
             return None
         task.reseed(Position(phase.split, 0, phase.first, 0.0))
         try:
             return inspect(task, phase, batch)
-        # Its message already says what to change.
-        except ConfigError:
-            raise
+        # The inspection only adds rows to the plan: such a model may well train. What fails in a
+        # step as well is raised there.
         except Exception as error:
-            if task.parts.strategy is not None and task.parts.strategy.shards_weights:
+            if shards:
                 raise  # the other ranks wait in a collective of the forward pass
-            # The inspection only adds rows to the plan: such a model may well train.
             log.debug("the model could not be inspected: %s: %s", type(error).__name__, error)
             task.updater.drop_gradients()
             return None

@@ -63,7 +63,8 @@ class SWASection(Section):
 
     start: float | str = key(
         0.75,
-        "when to start averaging: a fraction of the run, or a duration such as '5 epochs'",
+        "when to take the first sample, the weights after this update: a fraction of the run, or a "
+        "duration such as '5 epochs'",
         resume="forbidden",
     )
     every: float | str = key("1 epochs", "duration between two samples", resume="forbidden")

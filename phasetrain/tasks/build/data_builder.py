@@ -342,7 +342,7 @@ def build_split(
         pipeline = reader.pipeline
     if name == TRAIN and context.config.PHASES.overfit is not None:
         order = _overfit_order(context, order, section.batch_size, pass_length(order, len(dataset)))
-    dataset_facts = _facts(dataset, where)
+    dataset_facts = _facts(dataset, where, source.chosen)
     if "input_shape" in dataset_facts:
         shape = _shape_after(pipeline, dataset_facts.pop("input_shape"), f"{where}.transforms")
         if shape is not None:
@@ -590,9 +590,9 @@ def _check_end(split: SplitData, config: AttrDict, where: str) -> None:
     )
 
 
-def _facts(dataset: Samples, where: str) -> dict[str, Any]:
+def _facts(dataset: Samples, where: str, chosen: Indices | None = None) -> dict[str, Any]:
     try:
-        return {**read_class_attributes(dataset), **read_facts(dataset)}
+        return {**read_class_attributes(dataset), **read_facts(dataset, chosen)}
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -1,7 +1,7 @@
 """Freezes weights and builds averages (MODEL.freeze, freeze_updates, ema and swa)."""
 
 from collections.abc import Collection, Iterable, Mapping
-from math import ceil
+from math import ceil, nan
 from typing import Any
 
 from torch import Tensor, nn
@@ -275,6 +275,8 @@ def build_averages(
             "set MODEL.schedule_free=null",
             code="config.conflict",
         )
+    # Without training nothing is taken: the length of the run is not known from its folder.
+    run = _length(facts) if updaters else RunLength(0, nan, 1)
     averages: dict[str, Average] = {}
     for name, settings in wanted.items():
         if strategy.shards_weights:
@@ -286,7 +288,7 @@ def build_averages(
         elif isinstance(settings, ScheduleFreeSettings):
             averages[name] = ScheduleFree(model, copies[name], settings, schedule_free, frozen)
         else:
-            averages[name] = SWA(model, copies[name], settings, _length(facts), frozen)
+            averages[name] = SWA(model, copies[name], settings, run, frozen)
     return averages
 
 

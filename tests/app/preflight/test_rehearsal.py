@@ -95,6 +95,22 @@ class Drawing(Supervised):
     def stateful(self):
         return super().stateful() | {"drawn": self.drawn}
 """
+STEP = """
+from dataclasses import replace
+
+from phasetrain.tasks import Supervised
+
+class TestsOnly(Supervised):
+    def train_step(self, batches, at, events):
+        self.begin_update(at)
+        done = self.gradient_pass(batches, at, events, forward=super().forward)
+        return self.update(done, at, events)
+
+    def forward(self, batch):
+        if self.model.training:
+            batch = replace(batch, input={"images": batch.input})
+        return super().forward(batch)
+"""
 COUNTING = ("RUN.imports=[parts_of_a_rehearsal]", "MODEL=null", "MODEL.name=counting")
 
 
@@ -137,6 +153,16 @@ def test_task_whose_constructor_draws_and_changes_the_model_is_made_once(
     words = ("TASK.name=task_of_a_rehearsal.Drawing", "PHASES.epochs=1")
     assert differences_with_and_without(tmp_path, *words) == []
     assert train(tmp_path / "other", *words, "PHASES.epochs=2", "RUN.allow=PHASES").updates == 10
+
+
+def test_step_that_does_not_call_forward_need_not_have_one_for_train_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step_of_a_rehearsal.py").write_text(STEP)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("TASK.name=step_of_a_rehearsal.TestsOnly", REHEARSED)
+    with pytest.raises(Reached):
+        train(tmp_path / "run", *words, hooks={"first": AtFirst()})
 
 
 @pytest.mark.slow

@@ -292,6 +292,34 @@ class TestStoredConfig:
         # Without the recorded word, the model follows the length of the training.
         assert main([*words, "METERS=null", "DATA.TEST=null", *longer]) == 3
 
+    @pytest.mark.parametrize(
+        ("text", "added"),
+        [
+            ("OPTIMIZER: {auto_lr_scaling: {base_batch_size: 32}}", []),
+            ("MACHINE: {compile: false, precision: apex}", []),
+            ("MACHINE: {compile: true}", []),
+            (
+                "DATA: {TRAIN: {dataset: mixed, datasets: {a: {dataset: digits, batch_size: 8}}}}",
+                [],
+            ),
+            ("OPTIMIZER: {lr: 0.7}", ["OPTIMIZER.lr=0.2"]),
+            (
+                "OPTIMIZER: {lr: 0.7, auto_lr_scaling: {base_batch_size: 32}}",
+                ["OPTIMIZER.auto_lr_scaling=null", "OPTIMIZER.lr=0.4"],
+            ),
+        ],
+    )
+    def test_only_values_of_changed_files_are_recorded(
+        self, tmp_path: Path, text: str, added: list[str]
+    ) -> None:
+        file = tmp_path / "own.yaml"
+        file.write_text(f"defaults: [digits, _self_]\n{text.replace('0.7', '0.2')}\n")
+        asked = resolve_config([str(file)]).asked
+        file.write_text(f"defaults: [digits, _self_]\n{text}\n")
+        stored = StoredConfig("x", asked, "x", overrides=(str(file),), is_trusted=True)
+        found = resolve_config([], stored=stored).composed.overrides
+        assert sorted(found) == sorted([str(file), *added])
+
     @pytest.mark.addon("deploy")
     def test_interpolations_of_a_folder_are_taken_literally(
         self, copy: Path, monkeypatch: pytest.MonkeyPatch

@@ -550,10 +550,17 @@ def _to_json_output(value: Any) -> Any:
     return to_plain(value, convert_leaf, text_keys=True)
 
 
-def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of a table: a row per class, or per sample if there are no classes."""
+def format_rows(
+    predictions: Sequence[Prediction], name: str = "output"
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table: a row per class, or per sample if there are no classes.
+
+    Args:
+        predictions: the predictions.
+        name: name of the column of outputs.
+    """
     if any(prediction.output is not None for prediction in predictions):
-        head = ["file", "index", "output"]
+        head = ["file", "index", name]
         return head, [
             [prediction.file, str(prediction.index), json.dumps(prediction.output)]
             for prediction in predictions
@@ -572,9 +579,9 @@ def format_rows(predictions: Sequence[Prediction]) -> tuple[list[str], list[list
     return head, rows
 
 
-def _name_columns(predictions: Sequence[Prediction]) -> list[str]:
+def _name_columns(predictions: Sequence[Prediction], name: str) -> list[str]:
     """Return the names of the columns of outputs that are vectors of one length: the classes of the
-    data, or `output_0`, `output_1`, ...; empty for other outputs."""
+    data, or `name` with a number, as in `output_0`; empty for other outputs."""
     lengths = set()
     for prediction in predictions:
         output = prediction.output
@@ -586,14 +593,14 @@ def _name_columns(predictions: Sequence[Prediction]) -> list[str]:
         return []
     length = lengths.pop()
     names = predictions[0].names
-    return [*names] if len(names) == length else [f"output_{number}" for number in range(length)]
+    return [*names] if len(names) == length else [f"{name}_{number}" for number in range(length)]
 
 
-def format_csv(predictions: Sequence[Prediction]) -> str:
+def format_csv(predictions: Sequence[Prediction], name: str = "output") -> str:
     """Return the rows of `format_rows` as CSV, with a column per entry of short vectors."""
     file = io.StringIO()
-    columns = _name_columns(predictions)
-    head, rows = format_rows(predictions)
+    columns = _name_columns(predictions, name)
+    head, rows = format_rows(predictions, name)
     if columns:
         head = ["file", "index", *columns]
         rows = [
@@ -604,8 +611,8 @@ def format_csv(predictions: Sequence[Prediction]) -> str:
     return file.getvalue()
 
 
-def write_predictions(predictions: Sequence[Prediction], out: str) -> None:
-    """Write predictions to a file, `.json` or `.csv`.
+def write_predictions(predictions: Sequence[Prediction], out: str, name: str = "output") -> None:
+    """Write predictions to a file, `.json` or `.csv`; `name` see `format_rows`.
 
     Raises:
         ConfigError: another suffix, or the file cannot be written.
@@ -613,7 +620,7 @@ def write_predictions(predictions: Sequence[Prediction], out: str) -> None:
     if out.endswith(".json"):
         text = json.dumps([prediction.to_json() for prediction in predictions], indent=1) + "\n"
     elif out.endswith(".csv"):
-        text = format_csv(predictions)
+        text = format_csv(predictions, name)
     else:
         raise ConfigError(f"--out {out}: expected a file FILE.json or FILE.csv", code="cli.usage")
     make_parent(out, open_storage(out))

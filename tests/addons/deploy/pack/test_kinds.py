@@ -174,23 +174,29 @@ def test_model_with_several_outputs_and_given_in_python(tmp_path: Path) -> None:
 @pytest.mark.feature("pack")
 def test_average_of_the_weights_and_bf16(tmp_path: Path) -> None:
     words = ["PHASES.epochs=1", "MODEL.ema.decay=0.5", "MACHINE.precision=bf16"]
+    words += ["MODEL.swa={start: 0.5 epochs, every: 1 updates}"]
     phasetrain.run([*SMALL, *words, f"RUN.dir={tmp_path}/run"])
     inputs = torch.linspace(0, 1, 128).view(2, 1, 8, 8)
+    torch.save(inputs, tmp_path / "two.pt")
     digests = set()
-    for weights in ("model", "ema"):
+    for weights in ("model", "ema", "swa"):
         out = tmp_path / f"{weights}.zip"
         made = phasetrain.pack(tmp_path / "run", out, weights=weights)  # type: ignore[arg-type]
         task = phasetrain.load(tmp_path / "run", weights=weights)  # type: ignore[arg-type]
         found = phasetrain.load_pack(out)
         assert found.predict(inputs).equal(task.predict(inputs))
         assert found.predict(inputs).dtype == torch.bfloat16
+        options = PredictOptions(weights=weights)  # type: ignore[arg-type]
+        rows = predict(str(tmp_path / "run"), [str(tmp_path / "two.pt")], options=options)
+        classes = task.predict(inputs).argmax(1).tolist()
+        assert [row.classes[0][0] for row in rows] == [str(k) for k in classes]
         assert made.card["weights"] == weights
         assert made.card["precision"]["precision"] == "bf16"
         assert read_archive(str(out)).index["tolerance"] == 0.05
         digests.add(made.card["weights_sha256"])
-    assert len(digests) == 2
+    assert len(digests) == 3
     with raises(ConfigError, code="checkpoint.no_average"):
-        phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="swa")
+        phasetrain.pack(tmp_path / "run", tmp_path / "b.zip", weights="schedule_free")
 
 
 @pytest.mark.feature("optimizer.schedule_free")

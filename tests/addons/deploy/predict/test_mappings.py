@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import phasetrain
 from phasetrain.addons.deploy.extract.feature_files import read_index
 from phasetrain.addons.deploy.predict.predict import PredictOptions, _check_rows, predict
+from phasetrain.cli import main
 from phasetrain.data import DATASETS
 from phasetrain.errors import ConfigError
 from phasetrain.models import MODELS
@@ -161,6 +162,9 @@ def test_scalars_of_a_batch_are_left_out_and_an_entry_can_be_selected(
     assert [list(prediction.output) for prediction in made] == [["label", "box"]] * len(made)
     assert [line for line in caplog.messages if "balance" in line][1:] == []
     (chosen, *_) = predict(str(balanced), [file], (), PredictOptions(output="box"))
+    out = file.replace(".pt", ".csv")
+    assert main(["predict", str(balanced), file, "--output", "box", "--out", out]) == 0
+    assert Path(out).read_text().startswith("file,index,box_0,box_1,")
     assert len(chosen.output) == 4
     with raises(ConfigError, code="predict.wrong_output", suggestion="label"):
         predict(str(balanced), [file], (), PredictOptions(output="lable"))
