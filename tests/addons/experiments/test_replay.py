@@ -161,11 +161,6 @@ class TestInputsOfReplay:
         assert "where the step time went" not in told
         assert sorted(path.name for path in (tmp_path / "run").iterdir()) == before
 
-    def test_hooks_of_the_core_other_than_two_are_observe_only(self) -> None:
-        changing = {"early_stopping", "plateau"}
-        ours = {name for name in HOOKS if HOOKS[name].__module__.startswith("phasetrain.hooks.")}
-        assert {name for name in ours if not HOOKS[name].observe_only} == changing
-
     def test_custom_hooks_run_in_the_replay(self, tmp_path: Path) -> None:
         class Noisy(Hook):
             def __init__(self) -> None:
