@@ -19,7 +19,7 @@ from phasetrain.app.train import resume
 from phasetrain.cli import main
 from phasetrain.data.datasets.base import TensorSamples
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
-from phasetrain.hooks import HOOKS, Hook
+from phasetrain.hooks import Hook
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
 from phasetrain.runtime.machine import reseed
