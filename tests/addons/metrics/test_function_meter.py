@@ -132,7 +132,8 @@ class Named(nn.Linear):
 
 def named_loss(output: Mapping[str, Tensor], target: Any) -> Tensor:
     value = target["value"] if isinstance(target, Mapping) else target
-    return ((output["mean"] - value) ** 2).mean()
+    loss: Tensor = ((output["mean"] - value) ** 2).mean()
+    return loss
 
 
 def named_error(output: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> float:
