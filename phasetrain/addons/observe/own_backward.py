@@ -52,11 +52,11 @@ def check_own_backward(run_spec: RunSpec, task: Task) -> None:
     found = [split for part in task.parts.world.all_gather(found) for split in part]
     if not found:
         return
-    section, part = "TASK", kind
+    section, name = "TASK", kind.__name__
     if not is_custom(kind):
-        section, part = "MODEL", type(task.parts.model)
+        section, name = "MODEL", type(task.parts.model).__name__
     raise ConfigError(
-        f"{section}: forward of {part.__name__} calls backward() in {found[0]}, which adds to the "
+        f"{section}: forward of {name} calls backward() in {found[0]}, which adds to the "
         "gradients of the weights, and so to the update; use torch.autograd.grad(loss, inputs) for "
         "the gradient of inputs",
         code="task.own_backward",
