@@ -129,8 +129,9 @@ class ClassMeter(Meter):
         ignored = "null" if self.ignore_index is None else self.ignore_index
         raise ConfigError(
             f"{self.name}: {int(self.outside)} targets of the phase are outside the classes "
-            f"{valid}, and ignore_index = {ignored}; fix the targets, set ignore_index to the one "
-            "that does not count, or give the model and the meter the right number of classes",
+            f"{valid}, and ignore_index = {ignored}; fix the targets, give the model and the meter "
+            "the right number of classes, or name the one that does not count, such as -100 of "
+            "padding: attribute ignore_index of the class of the loss, or METERS.*.ignore_index",
             code="data.label_outside_classes",
         )
 

@@ -123,7 +123,12 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "vae autoencoder anneal flow density estimation",
             ),
             ("Recognize sequences with CTC", "ctc speech alignment"),
+            ("Keep state from batch to batch", "running mean queue memory stateful buffer"),
             ("Draw noise in the forward pass", "diffusion ddpm vae denoising random"),
+            (
+                "Perturb inputs by their gradients",
+                "adversarial attack pgd fgsm virtual gradient penalty input",
+            ),
             ("Train a GAN", "two models alternate alternating adversarial several custom step"),
             ("Change settings in the middle of the training", "stages curriculum"),
             ("Check that the model can overfit one batch", ""),

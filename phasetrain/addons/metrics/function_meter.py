@@ -108,6 +108,19 @@ class FunctionMeter(Meter):
             self._buffers[name] = self.get_buffer(name).to(value.dtype)
         super().load_buffers(values)
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        saved = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
+        held = set(self._buffers)
+        for name in saved - held:
+            if name.startswith((f"outputs{ENTRY}", f"targets{ENTRY}")):
+                self._ensure_buffer(name, self.outputs.device)
+        # Of a state before the first step, which is loaded after it.
+        for name in held - saved:
+            if ENTRY in name:
+                self._rows.remove(name)
+                del self._buffers[name]
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
 
 def adapt_metric_function(factory: Factory[Any]) -> Factory[Any]:
     """Return a factory of meters if the argument is a metric function: one whose second parameter

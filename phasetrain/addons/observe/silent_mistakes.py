@@ -1,4 +1,4 @@
-"""Warnings before the first step about mistakes that raise no error."""
+"""Warnings and errors before the first step about mistakes that raise no error by themselves."""
 
 import logging
 
@@ -16,15 +16,20 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
-    """Warn of losses that depend on how a batch or a test is computed or that broadcast outputs
-    against targets, of mirrored key points, of statistics of held-out samples, of schedules that
-    nothing applies, of frozen weights with random values, and of tests that change the training.
+    """Reject forward passes that call `backward()`, and warn of other mistakes.
+
+    These are losses that depend on how a batch or a test is computed or that broadcast outputs
+    against targets, mirrored key points, statistics of held-out samples, schedules that nothing
+    applies, frozen weights with random values, and tests that change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
     Args:
         run_spec: the run.
         task: its task, before the first step or in a rehearsal.
+
+    Raises:
+        ConfigError: a forward pass leaves gradients.
     """
     check_ignored_targets(run_spec, task)
     check_mirrored_points(run_spec)
@@ -38,11 +43,13 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
     from phasetrain.addons.observe.effects_of_tests import check_effects_of_tests
     from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
+    from phasetrain.addons.observe.own_backward import check_own_backward
     from phasetrain.addons.observe.unscheduled_steps import (
         check_unscheduled_steps,
         check_unused_advance,
     )
 
+    check_own_backward(run_spec, task)
     check_unscheduled_steps(run_spec, task)
     check_unused_advance(task)
     check_loss_in_parts(run_spec, task)

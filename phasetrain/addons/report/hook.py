@@ -50,8 +50,9 @@ class Report(Hook):
     """Writes `report.html` after everything else is done, however the run ends, and never fails it.
 
     In tests of classifiers it counts confusions over all ranks, and keeps some samples, evenly
-    spaced over the test, with label and prediction, as small images if their inputs are images. In
-    tests of segmentation and detection it keeps samples with the masks or boxes of target and
+    spaced over the test, with label and prediction, as small images if their inputs are images.
+    None are kept if the rows of the scores are not samples, but tokens for example. In tests of
+    segmentation and detection it keeps samples with the masks or boxes of target and
     prediction. It does nothing in train steps.
 
     Args:
@@ -178,7 +179,9 @@ class Report(Hook):
         return True
 
     def _keep_samples(self, batch: Batch, scores: ClassScores, shown: int) -> None:
-        if not self.samples:
+        # Rows of a model of sequences are tokens, which have neither an index nor an image.
+        is_of_samples = batch.size in (0, len(scores.target))
+        if not self.samples or not is_of_samples:
             self._kept = {}
             return
         labels = make_class_labels(scores.scores.shape[1], self._names)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from phasetrain.addons.text.language_model import LanguageModel
-from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_greedy, split_inputs
+from phasetrain.addons.text.models.search import Decodes, decode_beam, decode_greedy
 from phasetrain.addons.text.sequence_errors import SequenceErrors
 from phasetrain.config.checks import check_at_least
 from phasetrain.data.loading.collate import make_pad
 from phasetrain.engine.batch import IGNORED, Batch, SequenceOutput, StepOutput
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
+from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.base import TASKS
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.shape_errors import (
@@ -179,14 +180,15 @@ class SequenceToSequence(LanguageModel):
 
         Args:
             inputs: sources: a list of int64 tensors `(S,)` of any lengths, which are padded and
-                masked; a mapping of `input` and `mask`, bool `(N, S)`; or tokens `(N, S)` without
-                padding. With `transform`, samples as the dataset gives them; or paths of files.
+                masked; a mapping of `input` and `mask`, bool `(N, S)`; tokens `(N, S)` without
+                padding; or other sources `(N, ...)`, such as images, as the model takes them. With
+                `transform`, samples as the dataset gives them; or paths of files.
             transform: apply transforms and collate function of the test split.
             batch_size: maximum number of samples that are decoded at once.
 
         Raises:
-            ConfigError: the inputs have another form, or tokens `(N, S)` have no mask, and the
-                collate function of the run makes one.
+            ConfigError: the inputs have another form, or a tensor has no mask, and the collate
+                function of the run makes one.
         """
         if transform is not True:
             inputs = self._add_mask(inputs)
@@ -210,7 +212,7 @@ class SequenceToSequence(LanguageModel):
                 return inputs
         elif isinstance(inputs, Tensor | np.ndarray):
             pads = self.transform is not None and self.transform.adds_mask
-            if inputs.ndim == 2 and (len(inputs) == 1 or not pads):
+            if (inputs.ndim == 2 and len(inputs) == 1) or (inputs.ndim > 1 and not pads):
                 return inputs
         else:
             return inputs
@@ -218,13 +220,30 @@ class SequenceToSequence(LanguageModel):
             f"predict: the inputs are {received}; expected a list of int64 tensors (S,), which are "
             "padded and masked, or {'input': tokens, 'mask': mask} with both (N, S), or with "
             "transform=True samples as the dataset gives them. A tensor (N, S) does not say which "
-            "tokens are padding",
+            "tokens are padding; one is taken if the collate function of the run makes no mask",
             code="predict.wrong_input",
         )
 
     def _predict_slice(self, tensors: Any, part: slice) -> Any:
         device = self.parts.machine.device
-        tokens, mask = split_inputs(tensors)
+        inputs = map_tensors(self._form_inputs(tensors), lambda tensor: tensor[part].to(device))
+        try:
+            return self.decode(inputs)
+        except SHAPE_ERRORS as error:
+            raise_unless_shape_error(error)
+            sentence = describe_failed_forward(self.parts.model, error, inputs)
+            raise ConfigError(sentence, code="config.misfit") from error
+
+    def _form_inputs(self, tensors: Any) -> Any:
+        """Return inputs as tests give them to the model: tokens are integers, with a mask if the
+        collate function makes one.
+
+        Raises:
+            ConfigError: sources `(N, S)` are not tokens.
+        """
+        tokens = tensors.get("input") if isinstance(tensors, Mapping) else tensors
+        if not isinstance(tokens, Tensor) or tokens.ndim > 2:
+            return tensors
         if tokens.is_floating_point():
             if not tokens.equal(tokens.round()):
                 raise ConfigError(
@@ -232,13 +251,11 @@ class SequenceToSequence(LanguageModel):
                     code="predict.wrong_input",
                 )
             tokens = tokens.long()  # rows of a table are read as float32
-        inputs = {"input": tokens[part].to(device), "mask": mask[part].to(device)}
-        try:
-            return self.decode(inputs)
-        except SHAPE_ERRORS as error:
-            raise_unless_shape_error(error)
-            sentence = describe_failed_forward(self.parts.model, error, inputs)
-            raise ConfigError(sentence, code="config.misfit") from error
+        if isinstance(tensors, Mapping):
+            return {**tensors, "input": tokens}
+        if self.transform is not None and not self.transform.adds_mask:
+            return tokens
+        return {"input": tokens, "mask": torch.ones_like(tokens, dtype=torch.bool)}
 
 
 def mark_cut(decoded: Tensor, references: Tensor, max_length: int) -> Tensor:

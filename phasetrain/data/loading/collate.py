@@ -260,7 +260,8 @@ def collate_targets(values: Sequence[Any]) -> Any:
     """Return the targets of a batch; None if no sample has one.
 
     Raises:
-        ValueError: only some samples have one, or they cannot be stacked.
+        ValueError: only some samples have one, or they cannot be stacked; such as tensors that
+            differ in shape.
     """
     without = len([value for value in values if value is None])
     if 0 < without < len(values):
@@ -269,7 +270,15 @@ def collate_targets(values: Sequence[Any]) -> Any:
         )
     if without:
         return None
-    return _collate_values(values, "targets")
+    try:
+        return _collate_values(values, "targets")
+    except RuntimeError as error:
+        kinds = ", ".join(dict.fromkeys(map(describe_form, values)))
+        raise ValueError(
+            f"targets differ in shape ({kinds}); set collate=pad without `fields`, which pads a "
+            "target without a name, or collate=list, or return the target as a mapping and name "
+            "its entry in `fields`"
+        ) from error
 
 
 def _collate_values(values: Sequence[Any], what: str, field: str | None = None) -> Any:

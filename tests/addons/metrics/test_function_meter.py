@@ -1,5 +1,6 @@
 """A function of outputs and targets is a metric of the whole phase."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from linear_fits import fit_linear
 from raising import raises
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import phasetrain
 from phasetrain.engine.batch import StepOutput
@@ -109,6 +110,89 @@ def test_output_without_tensors_is_rejected(output: Any) -> None:
         make().update(step)
 
 
-def test_resume_in_a_test_is_exact() -> None:
-    words = ["experiment=digits", f"METERS.pairs.name={__name__}.count_pairs"]
-    assert_exact_resume(words, workers=None)
+class Weighted(Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Samples whose target is a mapping."""
+
+    def __len__(self) -> int:
+        return len(INPUTS)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return INPUTS[index], {"value": INPUTS[index, 0], "weight": DATA.tensors[1][index]}
+
+
+class Named(nn.Linear):
+    """A model whose output is a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return {"mean": super().forward(inputs)[:, 0]}
+
+
+def named_loss(output: Mapping[str, Tensor], target: Any) -> Tensor:
+    value = target["value"] if isinstance(target, Mapping) else target
+    loss: Tensor = ((output["mean"] - value) ** 2).mean()
+    return loss
+
+
+def named_error(output: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> float:
+    return weighted_error(output["mean"], dict(target))
+
+
+def make_data() -> TensorDataset:
+    return DATA
+
+
+CONFIG = f"""
+DATA:
+  TRAIN: {{dataset: {__name__}.DATASET, batch_size: 5}}
+  TEST: {{dataset: {__name__}.DATASET, batch_size: 10}}
+MODEL: {{name: MODEL_NAME}}
+LOSS: {{name: LOSS_NAME}}
+METERS: {{error: {{name: {__name__}.FUNCTION, splits: [TEST]}}}}
+OPTIMIZER: {{name: sgd, lr: 0.1}}
+PHASES: {{epochs: 2}}
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {
+            "DATASET": "make_data",
+            "MODEL_NAME": "torch.nn.Linear, in_features: 4, out_features: 2",
+            "LOSS_NAME": "cross_entropy",
+            "FUNCTION": "count_pairs",
+        },
+        {
+            "DATASET": "Weighted",
+            "MODEL_NAME": f"{__name__}.Named",
+            "LOSS_NAME": f"{__name__}.named_loss",
+            "FUNCTION": "named_error",
+        },
+    ],
+    ids=["tensors", "mappings"],
+)
+def test_resume_in_a_test_is_exact(tmp_path: Path, parts: dict[str, str]) -> None:
+    content = CONFIG
+    for name, part in parts.items():
+        content = content.replace(name, part)
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    assert_exact_resume([str(path)], steps=[4], workers=None)  # within the test
+
+
+def test_state_of_mappings_replaces_any_other() -> None:
+    meter, fresh = (
+        METERS.build(f"{__name__}.named_error", {}, where="METERS.error") for _ in range(2)
+    )
+    empty = dict(fresh.state_dict())
+    target = {"value": torch.tensor([3.0]), "weight": torch.tensor([2])}
+    output = {"mean": torch.tensor([1.0])}
+    meter.update(StepOutput(torch.tensor(0.0), 1, 1, output, target, None))
+    fresh.load_state_dict(meter.state_dict())
+    assert fresh.compute() == 4.0
+    assert fresh.get_buffer("targets/weight").dtype == torch.int64
+    fresh.load_state_dict(empty)
+    assert list(fresh.state_dict()) == ["outputs", "targets"]

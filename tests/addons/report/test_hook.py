@@ -22,7 +22,7 @@ from PIL import Image
 from phasetrain.addons.report.hook import Report
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
-from phasetrain.engine.batch import Batch
+from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.hooks import Hook
 from phasetrain.runs.folder import DiskSpace
 from phasetrain.runtime.storage import Storage
@@ -304,6 +304,26 @@ class Soft(Hook):
     def on_batch(self, run: Any, phase: Any, batch: Batch) -> Batch:
         target = torch.nn.functional.one_hot(batch.target, 10).float()
         return Batch(batch.input, target, batch.ids, batch.size, batch.mask)
+
+
+class Twice(Hook):
+    """Makes two rows of scores of each sample, as a model of token sequences does."""
+
+    def on_forward(self, run: Any, phase: Any, out: StepOutput) -> StepOutput:
+        out.output = out.output.repeat_interleave(2, 0)
+        out.target = out.target.repeat_interleave(2)
+        if out.mask is not None:
+            out.mask = out.mask.repeat_interleave(2)
+        return out
+
+
+@pytest.mark.addon("metrics")
+def test_rows_of_scores_that_are_not_samples_are_counted_and_not_shown(tmp_path: Path) -> None:
+    words = ("PHASES.epochs=1", "HOOKS.report.on_exception=raise")
+    train(tmp_path, *words, hooks={"twice": Twice()})
+    found = predictions(tmp_path)["test"]
+    assert sum(map(sum, found["confusion"])) == 128
+    assert "first" not in found
 
 
 def test_samples_and_confusion_can_be_turned_off(tmp_path: Path) -> None:

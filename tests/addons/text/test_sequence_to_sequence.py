@@ -122,6 +122,23 @@ def test_sources_of_any_length_are_predicted_as_a_list() -> None:
             task.predict(wrong)
 
 
+def test_sources_reach_the_model_as_in_tests() -> None:
+    task, _ = build("TASK.max_length=2")
+    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad(mask=None))
+    seen: list[torch.Tensor] = []
+    tokens = torch.tensor([[1, 2, 3], [3, 2, 1]])
+    start = task.model.start
+    task.model.start = lambda inputs: seen.append(inputs) or start(tokens)  # type: ignore[func-returns-value,assignment]
+    images = torch.rand(2, 3, 4, 4)
+    for given in (images, images.numpy(), tokens):
+        assert task.predict(given).shape[0] == 2
+    assert task.predict(list(images), transform=True).shape[0] == 2
+    assert all(map(torch.equal, seen, (images, images, tokens, images)))
+    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad())
+    with raises(ConfigError, code="predict.wrong_input"):
+        task.predict(images)
+
+
 def test_wrong_targets_are_rejected() -> None:
     task, _ = build("TASK.end=3")
     with raises(ConfigError, code="data.wrong_target"):

@@ -1,13 +1,20 @@
 """Samples are collated by torch's rules, and errors describe shapes that differ."""
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from phasetrain.data.loading.collate import COLLATES, describe_form, find_common_form
+from phasetrain.data.loading.collate import (
+    COLLATES,
+    Collate,
+    describe_form,
+    find_common_form,
+    make_pad,
+)
 from phasetrain.errors import ConfigError
 
 stack = COLLATES["stack"]()
@@ -198,6 +205,15 @@ def test_field_of_unequal_length_is_rejected_with_the_key_that_helps() -> None:
     collate = COLLATES.build("pad", {"fields": ["labels"]})
     with pytest.raises(ValueError, match=r"'boxes': sample 1"):
         collate(make_detections())
+
+
+@pytest.mark.parametrize("make", [lambda: stack, lambda: make_pad(fields=["image"])])
+def test_target_without_a_name_of_unequal_length_is_rejected(make: Callable[[], Collate]) -> None:
+    samples = [({"image": torch.ones(2)}, torch.ones(length)) for length in (2, 3)]
+    with pytest.raises(ValueError, match=r"^targets .*\(3,\)\); set collate=pad without `fields`"):
+        make()(samples)
+    target = make_pad(mask=None)(samples)[1]
+    assert target.tolist() == [[1, 1, -100], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(
