@@ -71,6 +71,7 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ),
             ("Hand a model over", "pack share"),
             ("Save the predictions for the test set", "extract outputs"),
+            ("Collect the outputs of a test", "attention hook observe rows save"),
             ("Get a confusion matrix", ""),
             ("Add a metric from a function", "custom auc bleu sklearn whole test set"),
             ("Add a metric", "custom meter"),

@@ -106,7 +106,7 @@ NEUTRAL = (
 
 # The rate of the first update is zero, since the schedule begins with a warm-up.
 OTHERS = (
-    Mutation("learning rate", "weights", words=("OPTIMIZER.lr=0.06",), update=2),
+    Mutation("learning rate", "optimizer", words=("OPTIMIZER.lr=0.06",), update=2),
     Mutation("loss", "loss", "math.sqrt(4.0)", "math.sqrt(3.0)"),
     Mutation("seed", "initial weights", words=("RUN.seed=1",)),
     Mutation("order of samples", "samples", words=("DATA.TRAIN.sampler=sequential",)),

@@ -14,8 +14,10 @@ from phasetrain.addons.observe.profiling.timing import (
     StepTimes,
     StepTotals,
 )
+from phasetrain.config.attrdict import AttrDict
 from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch
+from phasetrain.engine.position import RunState
 from phasetrain.hooks import Hook, Hooks
 from phasetrain.runtime.clock import Clock
 
@@ -108,6 +110,7 @@ class Watched:
     def __init__(self, ticks: Ticks, **own: Hook) -> None:
         watcher = Watcher()
         self.ticks, self.clock, self.times = ticks, Clock(), watcher.times
+        self.state, self.config = RunState(), AttrDict({"RUN": {"seed": 0}})
         own = own or {"slow": Slow(ticks), "saved": Saved(ticks)}
         self.hooks: Any = Hooks({**own, "watcher": watcher}, World())
         self.move = self.times.time_part("transfer", ticks.wait)
@@ -305,4 +308,5 @@ class TestAround:
 
     def test_without_anybody_who_asks_the_events_are_those_of_the_hooks(self, ticks: Ticks) -> None:
         slow = Slow(ticks)
-        assert Hooks({"slow": slow}, World()).calls["on_step"] == [slow.on_step]
+        seeded: Any = Hooks({"slow": slow}, World()).calls["on_step"]
+        assert [call.args[0] for call in seeded] == [slow.on_step]
