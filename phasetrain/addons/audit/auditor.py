@@ -99,7 +99,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Options:
-    """What an audit does; see `audit`."""
+    """Options of an audit; see `audit`."""
 
     resume: Sequence[str] | None = None
     kill_at: int | None = None

@@ -1,4 +1,4 @@
-"""Records what a training script does, from within its process.
+"""Records the steps of a training script, from within its process.
 
 The file is loaded by path (`site/sitecustomize.py`), in an environment that may have nothing but
 torch. So it imports the standard library only, and torch once the script has imported it. It draws

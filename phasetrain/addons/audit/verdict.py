@@ -39,7 +39,7 @@ class Finding:
 
     Attributes:
         code: kind of it, such as `samples`; stable.
-        sentence: what differs.
+        sentence: the difference in words.
         place: `file:line` in the script, or empty.
         remedy: lines of code.
         part: the part of the state by its name.
@@ -62,7 +62,7 @@ class Check:
         name: `resume`, `second_resume`, `workers`, `torn_save`.
         exit_code: see the codes of this module.
         sentence: the answer.
-        findings: what differs, causes first.
+        findings: the differences, causes first.
         effects: parts that differ as a consequence.
         curves: name -> losses per update, for the page.
     """

@@ -281,7 +281,7 @@ class OrderOptions:
 
 @dataclass(frozen=True)
 class RelogOptions:
-    """What to log after the fact.
+    """Options of logging after the fact.
 
     Raises:
         ConfigError: a value is out of range (code `cli.usage`).

@@ -98,7 +98,7 @@ def list_followed_tests(plan: Plan) -> list[tuple[Phase, Phase]]:
 
 
 def _list_changes(task: Task, test: Phase, plan: Plan) -> list[str]:
-    """Return what a batch of a test changes, with the section of its part."""
+    """Return the values that a batch of a test changes, with the section of its part."""
     task.begin(test, fresh=True)
     with preserve_state(task):
         before = _read_state(task)
@@ -110,7 +110,7 @@ def _list_changes(task: Task, test: Phase, plan: Plan) -> list[str]:
 
 
 def _read_state(task: Task) -> dict[str, Any]:
-    """Return keys of what training may read, by the texts that name it."""
+    """Return keys of values that training may read, by the texts that name it."""
     parts = task.parts
     state: dict[str, Any] = {}
     losses = nn.ModuleList(parts.losses or [parts.loss])

@@ -86,7 +86,7 @@ class ForbiddenEffectError(PermissionError):
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, warn of what a resume has lost, of weights of unfinished runs and of
+    """Rehearse the hooks, warn of rows that a resume has lost, of weights of unfinished runs and of
     settings of the model, and let workers follow the changes that hooks make to datasets.
 
     Args:

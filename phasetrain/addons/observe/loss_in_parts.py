@@ -257,7 +257,7 @@ def find_used_scalars(loss: Callable[[Any, Any], Tensor], output: Any, target: A
     Args:
         loss: function of output and target.
         output: mapping of tensors; there are no scalars in any other output.
-        target: what the loss takes as the target.
+        target: target of the loss.
     """
     if not isinstance(output, Mapping):
         return []

@@ -12,14 +12,14 @@ class NoRowsError(ValueError):
 
 
 def take_rows(value: Any, rows: slice, samples: int, name: str = "a tensor") -> Any:
-    """Return what belongs to some samples of a batch.
+    """Return the rows of some samples of a batch.
 
     Args:
         value: tensors `(N, ...)`, nested in any form, and lists with an entry for each sample, such
             as the boxes of each image.
         rows: the samples.
         samples: number of samples of the batch.
-        name: what the value is, for messages.
+        name: name of the value, for messages.
 
     Raises:
         NoRowsError: a tensor does not have one row per sample.

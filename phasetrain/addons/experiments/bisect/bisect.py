@@ -56,14 +56,14 @@ MAX_LISTED = 4
 
 @dataclass(frozen=True)
 class Bisection:
-    """What makes the difference.
+    """The changes that make the difference.
 
     Attributes:
         difference: how GOOD and BAD differ.
         causes: sets of changes, each of which makes the difference, the smallest one first; or the
             first bad commit, or several commits of which one is it.
         is_certain: whether the first cause is the answer.
-        by: what has decided about it.
+        by: evidence that decided about it.
         extent: which runs were compared.
         suspects: number of changes or commits to choose from.
         decided: number of verdicts.
@@ -116,7 +116,7 @@ def bisect(
     launch: Callable[..., int] = launch_process,
     say: Callable[[str], None] = log.info,
 ) -> Bisection:
-    """Find what makes the difference between two configs or two revisions.
+    """Find the changes that make the difference between two configs or two revisions.
 
     Verdicts and runs are kept, so that the same call continues where it was stopped.
 
@@ -137,7 +137,7 @@ def bisect(
 
 
 class _Search(ABC):
-    """What searches for changes and for commits have in common.
+    """Common base of the searches for changes and for commits.
 
     Args:
         words: the words of the command.
@@ -205,7 +205,7 @@ class _Search(ABC):
         """Return the entries of a suspect in the answer; `text` is for people."""
 
     def find(self) -> Bisection:
-        """Return what makes the difference."""
+        """Return the changes that make the difference."""
         difference = self._compare_ends()
         self.say(difference)
         causes, by = self.search()

@@ -20,7 +20,7 @@ class Verdict:
 
     Attributes:
         kind: like GOOD, like BAD, like neither of them, or not to be run.
-        by: what has decided: `bits`, `failure` or the name of the metric.
+        by: the evidence: `bits`, `failure` or the name of the metric.
         detail: the evidence in words.
     """
 
@@ -34,7 +34,7 @@ class VerdictLog:
 
     Args:
         folder: folder of the file, which is made.
-        question: what is bisected, for readers of the file.
+        question: description of the search, for readers of the file.
 
     Raises:
         ConfigError: another process has opened it (code `bisect.in_use`).

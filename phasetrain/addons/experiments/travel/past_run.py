@@ -114,7 +114,7 @@ class PastRun:
         return [checkpoint for checkpoint in saved if checkpoint.manifest.facts.healthy]
 
     def announce(self, what: str, updates: float) -> None:
-        """Log what will be trained again, and how long so many updates took in the run, with
+        """Log the updates that will be trained again, and how long as many took in the run, with
         tests."""
         status = self.view.status
         seconds = sum(status.run_seconds.get(name, 0.0) for name in ("train", "test", "data"))

@@ -48,7 +48,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Relogged:
-    """What was logged after the fact.
+    """Numbers that were logged after the fact.
 
     Attributes:
         path: the file of the lines.
@@ -82,7 +82,7 @@ class Relogged:
 
 
 def relog(folder: str, options: RelogOptions) -> Relogged:
-    """Run hooks over past updates, and write what they log next to the run.
+    """Run hooks over past updates, and write their numbers next to the run.
 
     Args:
         folder: the run folder; it is only read.
@@ -276,7 +276,7 @@ def _explain_difference(folder: str, difference: tuple[int, Sequence[str]]) -> C
 
 @dataclass(frozen=True)
 class _LiveLines:
-    """What a run has logged itself.
+    """Numbers that a run has logged itself.
 
     Attributes:
         steps: number of updates -> logs of the step.
@@ -357,8 +357,8 @@ def _list_new(
     """Yield the lines with new numbers, as a live run would have written them.
 
     Args:
-        lines: what was logged in the replayed updates.
-        live: what the run has logged itself.
+        lines: numbers of the replayed updates.
+        live: numbers that the run has logged itself.
         means: index of a phase -> means of the new numbers of its steps.
     """
     for line in lines:

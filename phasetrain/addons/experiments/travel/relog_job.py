@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Job:
-    """A segment and what to log in it.
+    """A segment and the hooks that log in it.
 
     Attributes:
         folder: the run folder.
@@ -79,7 +79,7 @@ class Job:
 
 @dataclass
 class SegmentLog:
-    """What hooks have logged in a segment.
+    """Numbers that hooks have logged in a segment.
 
     Attributes:
         lines: the lines of metrics.jsonl, without times.
@@ -144,7 +144,7 @@ def load_hooks(path: str) -> dict[str, Hook]:
 
 
 def run_segment(past: PastRun, job: Job) -> SegmentLog:
-    """Train a segment again with hooks, and return what they have logged."""
+    """Train a segment again with hooks, and return their numbers."""
     segment = job.segment
     start = _find_start(past, segment)
     hooks = load_hooks(job.hooks)
@@ -209,7 +209,7 @@ class _Lines(Metrics):
 
 
 class _Recorder(Hook):
-    """Reads what other hooks log, and which of their attributes change.
+    """Reads the numbers that other hooks log, and which of their attributes change.
 
     Args:
         log: where to put it.

@@ -25,7 +25,7 @@ MAX_UPDATES = 50
 
 
 def show_sample(visit: Visit, score: SampleScore) -> dict[str, Any]:
-    """Return what is known of a sample of the update before which a visit stands, for programs.
+    """Return the facts about a sample of the update before which a visit stands, for programs.
 
     Returns:
         `id`, `place`, `loss` and `gradient_norm` as measured alone; `input` and `target` as text;

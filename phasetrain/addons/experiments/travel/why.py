@@ -65,7 +65,7 @@ MAX_SHOWN = 4
 
 @dataclass(frozen=True)
 class Cause:
-    """What was proven to make the difference.
+    """The proven cause.
 
     Attributes:
         kind: `sample`, `samples`, `learning_rate`, `clip`, `state` or `precision`.
@@ -345,7 +345,7 @@ class _Search:
             self._first = min(self._first, self._jump[0])
 
     def answer(self) -> Answer:
-        """Return the answer, without what is known of the run."""
+        """Return the answer, without the facts about the run."""
         goal, past = self._goal, self._past
         way = goal.suspect - self._first
         replayed = count_replayed(past, self._first) + way

@@ -240,7 +240,7 @@ def _rank_file(file: io.IOBase) -> int:
 
 
 def run_order(order: Order, ending: Ending, environment: Mapping[str, str]) -> None:
-    """Make this child what a new process would be, and run the module.
+    """Make this child equal to a new process, and run the module.
 
     Args:
         order: the run.

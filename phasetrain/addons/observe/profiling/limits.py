@@ -1,4 +1,4 @@
-"""What limits a run: shares of data, device, host, tests and saves, and keys that may help."""
+"""The bottleneck of a run: time of data, device, host, tests and saves, and keys that may help."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ Window = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Shares:
-    """Seconds per update of a run, on average over its plan, by what they are spent for.
+    """Seconds per update of a run, on average over its plan, by purpose.
 
     Attributes:
         seconds: `data`, `device`, `host`, `tests` and `saves` -> seconds per update.
@@ -52,7 +52,7 @@ class Shares:
 
     @property
     def limit(self) -> str:
-        """What takes most of the time."""
+        """The purpose that takes most of the time."""
         return max(self.seconds, key=lambda part: self.seconds[part])
 
     def share(self, part: str) -> float:
@@ -127,7 +127,7 @@ def list_candidates(shares: Shares, setup: Setup) -> list[tuple[str, ...]]:
     """Return overrides that may make a run faster, for the parts that take much of its time.
 
     Args:
-        shares: what its time is spent for.
+        shares: its time by purpose.
         setup: its setup.
     """
     config, device = setup.config, setup.machine.device.type
@@ -159,10 +159,10 @@ def _count_threads(config: Any) -> int:
 
 
 def describe_limit(shares: Shares, trials: Sequence[Trial], bases: Sequence[float]) -> str:
-    """Return a sentence that says what limits a run, and what to do.
+    """Return a sentence that names the bottleneck of a run and a remedy.
 
     Args:
-        shares: what its time is spent for.
+        shares: its time by purpose.
         trials: keys that were tried.
         bases: seconds per update without them, before and after the trials.
     """

@@ -1,4 +1,4 @@
-"""The command `profile`: what limits a run, and which keys make it faster."""
+"""The command `profile`: the bottleneck of a run, and keys that make it faster."""
 
 import argparse
 
@@ -18,7 +18,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_profile(call: Call) -> Outcome:
-    """Say what limits a run."""
+    """Print the bottleneck of a run."""
     # Completion imports this module for its flags, and no torch.
     from phasetrain.addons.observe.profiling.profile_run import profile_run
 

@@ -105,7 +105,7 @@ def profile_run(call: Call) -> Outcome:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial has measured.
+    """The times of a trial.
 
     Attributes:
         windows: see `read_windows`.
@@ -129,7 +129,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Trials:
-    """Trains the first updates of a run in processes of its own.
+    """Trains the first updates of a run in separate processes.
 
     Attributes:
         words: its overrides.
@@ -149,7 +149,7 @@ class Trials:
         return max(1, self.updates // WINDOWS)
 
     def run(self, folder: Path, further: Sequence[str]) -> Measured | str:
-        """Return what a trial has measured, or the end of the output if it fails."""
+        """Return the times of a trial, or the end of the output if it fails."""
         own = [
             f"RUN.dir={folder}",
             "RUN.rehearse=false",
@@ -187,7 +187,7 @@ def _list_measured(setup: Setup, plan: Plan, trials: Trials) -> list[str]:
 
 
 def _divide_run(base: Measured, setup: Setup, plan: Plan) -> Shares:
-    """Return what an update of the run takes its time for, with its share of tests and saves."""
+    """Return the time of an update by purpose, with its share of tests and saves."""
     splits = base.breakdown["splits"]
     steps = splits[TRAIN]["steps"]
     seconds = divide_time(
