@@ -21,7 +21,7 @@ def register(addon: AddOn) -> None:
         Command(
             "profile",
             "[OVERRIDE ...]",
-            "name the bottleneck of a run (data, device, host, tests, saves), and try keys that help",
+            "name the bottleneck of a run (data, device, host, tests, saves), and try keys",
             f"{PROFILING}.profile_command:run_profile",
             takes_overrides=True,
             arguments=f"{PROFILING}.profile_command:add_profile_arguments",
