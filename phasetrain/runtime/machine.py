@@ -254,6 +254,7 @@ class Machine:
         deterministic = torch.are_deterministic_algorithms_enabled()
         warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
         benchmark = torch.backends.cudnn.benchmark
+        compiler = os.environ.get(COMPILER_VARIABLE)
         try:
             tf32 = torch.backends.cudnn.allow_tf32
             matmul = torch.get_float32_matmul_precision()
@@ -284,6 +285,10 @@ class Machine:
         finally:
             torch.set_num_threads(threads)
             _set_determinism(mode=deterministic, warn_only=warn_only)
+            # Also if the compiler was imported meanwhile: other processes would inherit it.
+            os.environ.pop(COMPILER_VARIABLE, None)
+            if compiler is not None:
+                os.environ[COMPILER_VARIABLE] = compiler
             torch.backends.cudnn.benchmark = benchmark
             torch.backends.cudnn.allow_tf32 = tf32
             torch.set_float32_matmul_precision(matmul)
@@ -299,7 +304,6 @@ def _set_determinism(*, mode: bool, warn_only: bool = False) -> None:
     if "torch._inductor.config" in sys.modules:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
         return
-    os.environ.pop(COMPILER_VARIABLE, None)
     if mode:
         os.environ[COMPILER_VARIABLE] = "1"
     torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if mode else "default")

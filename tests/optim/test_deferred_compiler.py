@@ -1,11 +1,12 @@
 """torch's optimizers and determinism do without its compiler until something imports that."""
 
 import json
+import os
 import subprocess
 import sys
 
 PROGRAM = """
-import copy, json, sys, torch
+import copy, json, os, sys, torch
 from torch.optim import Optimizer
 from phasetrain.optim.deferred_compiler import defer_compiler
 from phasetrain.optim.optimizers import list_torch_optimizers
@@ -48,15 +49,19 @@ with machine.apply_settings():
 flags += [compiler.deterministic]
 with machine.apply_settings():
     flags += [compiler.deterministic]
-json.dump([bool(is_imported), flags, deferred, usual], sys.stdout)
+left = os.environ["TORCHINDUCTOR_DETERMINISTIC"]
+json.dump([bool(is_imported), flags, left, deferred, usual], sys.stdout)
 """
 
 
 def test_compiler_is_not_imported_and_changes_no_bit() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=False)
+    environment = os.environ | {"TORCHINDUCTOR_DETERMINISTIC": "0"}
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
-    is_imported, flags, deferred, usual = json.loads(done.stdout)
+    is_imported, flags, left, deferred, usual = json.loads(done.stdout)
     assert not is_imported
     assert flags == [True, False, True]
+    assert left == "0"
     assert len(usual) > 8
     assert deferred == usual
