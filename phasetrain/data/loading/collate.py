@@ -260,7 +260,7 @@ def collate_targets(values: Sequence[Any]) -> Any:
     """Return the targets of a batch; None if no sample has one.
 
     Raises:
-        ValueError: only some samples have one, or they cannot be stacked; such as tensors that
+        ValueError: only some samples have one, or they cannot be stacked, for example because they
             differ in shape.
     """
     without = len([value for value in values if value is None])

@@ -274,8 +274,7 @@ def compute_moments(values: Tensor, bins: int = 0) -> Tensor:
     Returns:
         `(6 + bins,)`.
     """
-    # Sums over millions of values lose digits in float32; MPS has no float64.
-    wide = torch.float32 if values.device.type == "mps" else torch.float64
+    wide = torch.float64  # sums over millions of values lose digits in float32
     values = values.detach()
     # float16 ends at 65504, which a sum of squares soon exceeds.
     if values.dtype in (torch.float16, torch.bfloat16):
