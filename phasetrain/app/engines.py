@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from traceback import format_exception
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import Setup, is_started_here, is_submitted, resolve_config
@@ -37,19 +37,24 @@ OnException = Literal["raise", "ignore"]
 
 
 class RanksNeededError(ConfigError):
-    """A run has several ranks, and nobody has started them (exit code 2).
+    """A run needs several ranks or a supervisor, and nobody has started them (exit code 2).
 
     Args:
-        processes: number of ranks.
+        config: config of the run.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        launch = config["LAUNCH"]
+        processes = launch["processes"]
+        given, instead = f"processes = {processes}", f"torchrun --nproc-per-node={processes}"
+        if processes == 1:
+            given, instead = f"supervise = {launch['supervise']!r}", "`phasetrain` or tools/run.py"
         super().__init__(
-            f"LAUNCH.processes = {processes}: not every command starts processes, and this one and "
-            f"the Python API do not; start it with torchrun --nproc-per-node={processes}",
+            f"LAUNCH.{given}: not every command starts processes, and this one and the Python API "
+            f"do not; start it with {instead}",
             code="launch.needs_command",
         )
-        self.processes = processes
+        self.config = config
 
 
 def require_ranks(setup: Setup) -> None:
@@ -60,7 +65,7 @@ def require_ranks(setup: Setup) -> None:
     """
     is_alone = "WORLD_SIZE" not in os.environ and setup.place.size == 1
     if is_alone and is_started_here(setup.config):
-        raise RanksNeededError(setup.config.LAUNCH.processes)
+        raise RanksNeededError(setup.config)
 
 
 @dataclass(frozen=True)

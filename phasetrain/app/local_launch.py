@@ -9,9 +9,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
 
+from phasetrain.config.addons import find_service, require_service
 from phasetrain.runtime.child_processes import (
     COMMAND,
     convert_exit_code,
@@ -29,12 +30,35 @@ PATIENCE_SECONDS = 60.0
 """Time that the other ranks have to end after one has failed; then they are killed."""
 
 
+Watch = Callable[[Sequence["subprocess.Popen[bytes]"]], None]
+"""Called again and again with the processes of a run; it may end them."""
+
+
+def start_ranks(config: Mapping[str, Any], words: Sequence[str]) -> int:
+    """Run a command line on the ranks that a config asks for, under a supervisor where LAUNCH says
+    so, and return the exit code.
+
+    Raises:
+        ConfigError: LAUNCH.supervise is set, and its add-on is not installed, or rejects it.
+    """
+    launch = config["LAUNCH"]
+    supervise = find_service("supervise")
+    if launch["supervise"]:
+        where = f"LAUNCH.supervise = {launch['supervise']!r}:"
+        supervise = require_service("supervise", "observe", where)
+    if launch["supervise"] is False or supervise is None:
+        return launch_processes(launch["processes"], words)
+    code: int = supervise(config, words)
+    return code
+
+
 def launch_processes(
     size: int,
     words: Sequence[str],
     command: Sequence[str] = COMMAND,
     *,
     output: IO[bytes] | None = None,
+    watch: Watch | None = None,
 ) -> int:
     """Run a command line on several ranks, pass signals on to them, and return the exit code.
 
@@ -44,6 +68,7 @@ def launch_processes(
         command: starts the program.
         output: file for all output; the ranks are then a separate process group, which one of
             them may kill.
+        watch: called until all ranks have ended.
 
     Returns:
         0 if all ranks have succeeded, else the exit code of the rank that failed first, 128 + n for
@@ -66,10 +91,10 @@ def launch_processes(
                     preexec_fn=stop_with_parent,
                 )
             )
-        return _wait(processes)
+        return _wait(processes, watch)
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
+def _wait(processes: Sequence["subprocess.Popen[bytes]"], watch: Watch | None) -> int:
     """Return the first exit code that is not 0, or 0, once all processes have ended."""
     failure = 0
     failed_at = 0.0
@@ -83,6 +108,8 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
             return convert_exit_code(failure)
         if failure and time.monotonic() - failed_at > PATIENCE_SECONDS:
             send_signal(processes, signal.SIGKILL)
+        if watch is not None:
+            watch(processes)
         # Not Popen.wait: a signal is then passed on although another thread has received it.
         time.sleep(POLL_SECONDS)
 

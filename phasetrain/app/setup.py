@@ -5,6 +5,7 @@ at once.
 """
 
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,7 @@ from phasetrain.config.validation import check_config
 from phasetrain.distributed.placement import Placement
 from phasetrain.errors import ConfigError, Problem, did_you_mean
 from phasetrain.runs.direction import choose_split
+from phasetrain.runtime.child_processes import HEARTBEATS
 from phasetrain.runtime.format import join_first
 from phasetrain.runtime.redaction import REDACTED, Redaction
 from phasetrain.runtime.terminal import Terminal
@@ -400,9 +402,11 @@ def is_submitted(config: Mapping[str, Any]) -> bool:
 
 
 def is_started_here(config: Mapping[str, Any]) -> bool:
-    """Return whether the run starts its ranks itself, on this machine."""
+    """Return whether the command starts the ranks of the run, on this machine."""
     launch = config["LAUNCH"]
-    is_local = launch["cluster"] is None and launch["processes"] > 1
+    # A supervised process does the work itself.
+    is_supervisor = bool(launch["supervise"]) and HEARTBEATS not in os.environ
+    is_local = launch["cluster"] is None and (launch["processes"] > 1 or is_supervisor)
     return is_local and list_engines()[config["RUN"]["engine"]].runs_as_job
 
 

@@ -157,10 +157,10 @@ def _run_words(
             warnings=list_repeated(call.overrides),
         )
     except RanksNeededError as needed:
-        from phasetrain.app.local_launch import launch_processes
+        from phasetrain.app.local_launch import start_ranks
 
         # Rank 0 prints.
-        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
+        return Outcome(start_ranks(needed.config, call.words), is_main=False)
     is_main = is_rank_0()
     # The history of a long run takes a while to read, and only the JSON object shows it.
     if call.flags.json and is_main:

@@ -15,6 +15,9 @@ from phasetrain.runtime.signals import is_in_foreground, stop_signals
 COMMAND = (sys.executable, "-m", "phasetrain")
 """Starts phasetrain in a new process."""
 
+HEARTBEATS = "PHASETRAIN_HEARTBEATS"
+"""Environment variable of a supervised process: the folder for its heartbeat."""
+
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal to receive when the parent dies."""
 

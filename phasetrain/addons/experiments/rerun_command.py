@@ -107,7 +107,7 @@ def run_rerun(call: Call) -> Outcome:
         return _answer_what_if(call, question)
     from phasetrain.addons.experiments.rerun import repeat
     from phasetrain.app.engines import RanksNeededError, print_log, run_engine
-    from phasetrain.app.local_launch import launch_processes
+    from phasetrain.app.local_launch import start_ranks
     from phasetrain.runtime.terminal import Terminal
 
     is_main = is_rank_0()
@@ -123,7 +123,7 @@ def run_rerun(call: Call) -> Outcome:
                 trust=call.flags.trust,
             )
     except RanksNeededError as needed:
-        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
+        return Outcome(start_ranks(needed.config, call.words), is_main=False)
     content = {
         "original": call.flags.run_folder,
         "folder": verdict.folder,
@@ -137,7 +137,7 @@ def _answer_what_if(call: Call, question: Question) -> Outcome:
     """Train a run again with a change, from the last checkpoint before it matters."""
     from phasetrain.addons.experiments.what_if import answer
     from phasetrain.app.engines import RanksNeededError, print_log, run_engine
-    from phasetrain.app.local_launch import launch_processes
+    from phasetrain.app.local_launch import start_ranks
     from phasetrain.runtime.terminal import Terminal
 
     flags = call.flags
@@ -155,7 +155,7 @@ def _answer_what_if(call: Call, question: Question) -> Outcome:
                 trust=flags.trust,
             )
     except RanksNeededError as needed:
-        return Outcome(launch_processes(needed.processes, call.words), is_main=False)
+        return Outcome(start_ranks(needed.config, call.words), is_main=False)
     if receipt is None:
         text = ""  # other ranks than 0 have none either, whatever has become of the run
         if is_main:

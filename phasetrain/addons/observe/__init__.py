@@ -32,6 +32,7 @@ def register(addon: AddOn) -> None:
     )
     addon.add_service("assert_learns_one_batch", f"{PACKAGE}.learning:assert_learns_one_batch")
     addon.add_service("assert_no_device_sync", f"{PACKAGE}.device_sync:assert_no_device_sync")
+    addon.add_service("supervise", f"{PACKAGE}.supervisor:supervise")
     addon.add_service("check_held_weights", f"{PACKAGE}.held_weights:check_held_weights")
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")

@@ -59,6 +59,11 @@ def submit(setup: "Setup") -> str:
             f"LAUNCH.cluster = {section.cluster!r}: the job starts its processes itself; run the "
             "command once, without torchrun or srun"
         )
+    if section.supervise:
+        raise ConfigError(
+            f"LAUNCH.supervise = {section.supervise} and LAUNCH.cluster = {section.cluster!r}: "
+            "only processes on this machine are supervised; remove one of the two"
+        )
     if section.folder is None and "://" in run_folder:
         raise ConfigError(
             f"LAUNCH.folder = null and RUN.dir = {run_folder!r}: the logs of the job need a "

@@ -1,6 +1,7 @@
 """Find all mistakes of a run before its first step, and the values of its config without effect."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from phasetrain.meters import Meter
 from phasetrain.meters.base import is_metric_of
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.child_processes import HEARTBEATS
 from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
 from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split, find_fingerprint
@@ -238,7 +240,7 @@ def _list_unused_launch(setup: Setup) -> list[str]:
         return []
     unused = []
     for name, value in launch.items():
-        is_used = name in ("cluster", "processes")
+        is_used = name in ("cluster", "processes", "supervise")
         if not is_used and value != setup.schema.keys[f"LAUNCH.{name}"].default:
             setting = f"LAUNCH.{name} = {format_value(value)}"
             unused.append(f"{setting}: without LAUNCH.cluster it never takes effect")
@@ -247,6 +249,11 @@ def _list_unused_launch(setup: Setup) -> list[str]:
         unused.append(
             f"LAUNCH.processes = {launch['processes']}: the world size is {size}, as the launcher "
             "has started it"
+        )
+    if launch["supervise"] and size > 1 and HEARTBEATS not in os.environ:
+        unused.append(
+            f"LAUNCH.supervise = {launch['supervise']}: the launcher that has started this process "
+            "decides about restarts; use LAUNCH.processes instead of it"
         )
     return unused
 

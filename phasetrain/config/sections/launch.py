@@ -40,6 +40,13 @@ class LaunchSection(Section):
         scope="machine",
         gt=0,
     )
+    supervise: bool | float | None = key(
+        None,
+        "seconds without progress after which processes on this machine are ended and started "
+        "again: true is 1800; null: true with several processes, false with one",
+        scope="machine",
+        gt=0,
+    )
     partition: str | None = key(None, "SLURM partition", scope="machine")
     account: str | None = key(None, "SLURM account", scope="machine")
     qos: str | None = key(None, "SLURM quality of service", scope="machine")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from raising import raises
 
 from phasetrain.addons.submission import submit
 from phasetrain.addons.submission.submit import Training, job_environment, job_overrides
@@ -49,6 +50,13 @@ def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 
 
 class TestSubmission:
+    def test_a_job_is_not_supervised(self, sbatch: Callable[..., Path]) -> None:
+        script = sbatch()
+        words = ["LAUNCH.cluster=slurm", "LAUNCH.supervise=true", "RUN.dir=out"]
+        with raises(ConfigError, key="LAUNCH.supervise"):
+            submit.submit(resolve_config(words))
+        assert not script.exists()
+
     def test_slurm_is_asked_for_what_the_section_says(
         self, sbatch: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -83,6 +83,7 @@ from phasetrain.testing.build import build_run, resolve_overrides
         (("PHASES.epochs=0",), []),
         (("LAUNCH.gpus=2", "LAUNCH.partition=a"), ["LAUNCH.gpus = 2: ", "LAUNCH.partition = 'a'"]),
         (("LAUNCH.gpus=2", "LAUNCH.cluster=slurm"), []),
+        (("LAUNCH.supervise=60",), []),
     ],
 )
 def test_settings_without_effect_are_listed(words: tuple[str, ...], told: list[str]) -> None:
