@@ -30,8 +30,9 @@ PATIENCE_SECONDS = 60.0
 """Time that the other ranks have to end after one has failed; then they are killed."""
 
 
-Watch = Callable[[Sequence["subprocess.Popen[bytes]"]], None]
-"""Called again and again with the processes of a run; it may end them."""
+Watch = Callable[[Sequence["subprocess.Popen[bytes]"], Sequence[int]], None]
+"""Called again and again with the processes of a run, which it may end, and with the numbers of the
+signals that were passed on to them."""
 
 
 def start_ranks(config: Mapping[str, Any], words: Sequence[str]) -> int:
@@ -76,7 +77,7 @@ def launch_processes(
     """
     processes: list[subprocess.Popen[bytes]] = []
     group: int | None = None
-    with forward_signals(processes, SAVING, is_apart=output is not None):
+    with forward_signals(processes, SAVING, is_apart=output is not None) as received:
         for environment in _list_environments(size, os.environ):
             line = [*command, *words]
             if output is not None:
@@ -91,10 +92,12 @@ def launch_processes(
                     preexec_fn=stop_with_parent,
                 )
             )
-        return _wait(processes, watch)
+        return _wait(processes, received, watch)
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"], watch: Watch | None) -> int:
+def _wait(
+    processes: Sequence["subprocess.Popen[bytes]"], received: Sequence[int], watch: Watch | None
+) -> int:
     """Return the first exit code that is not 0, or 0, once all processes have ended."""
     failure = 0
     failed_at = 0.0
@@ -109,7 +112,7 @@ def _wait(processes: Sequence["subprocess.Popen[bytes]"], watch: Watch | None) -
         if failure and time.monotonic() - failed_at > PATIENCE_SECONDS:
             send_signal(processes, signal.SIGKILL)
         if watch is not None:
-            watch(processes)
+            watch(processes, received)
         # Not Popen.wait: a signal is then passed on although another thread has received it.
         time.sleep(POLL_SECONDS)
 

@@ -27,6 +27,7 @@ from phasetrain.app.engines import print_log
 from phasetrain.app.local_launch import launch_processes
 from phasetrain.errors import ConfigError, PhasetrainError
 from phasetrain.runtime.child_processes import HEARTBEATS, send_signal
+from phasetrain.runtime.signals import stop_signals
 from phasetrain.runtime.terminal import Terminal
 
 log = logging.getLogger(__name__)
@@ -149,18 +150,25 @@ class Watch:
 
     Attributes:
         hang: the hang for which the processes were killed, if any.
+        stop: the signal that had asked them to stop, if any.
     """
 
     def __init__(self, folder: str, seconds: float) -> None:
         self.folder = folder
         self.seconds = seconds
         self.hang: Hang | None = None
+        self.stop: int | None = None
         self._next_look = 0.0
         self._progress: dict[int, tuple[int, float]] = {}
         """Process id -> steps in its last heartbeat, -1 before the first, and when they changed."""
 
-    def look(self, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-        """Look for progress of each process."""
+    def look(self, processes: "Sequence[subprocess.Popen[bytes]]", received: Sequence[int]) -> None:
+        """Look for progress of each process.
+
+        Args:
+            processes: the process of each rank.
+            received: signals that were passed on to them.
+        """
         now = time.monotonic()
         if self.hang is not None or now < self._next_look:
             return
@@ -177,6 +185,7 @@ class Watch:
         if not any(self._is_late(steps, now - since) for steps, since in self._progress.values()):
             return
         self.hang = self._find_cause(processes, beats)
+        self.stop = next((number for number in received if number in stop_signals()), None)
         # With their loader workers, which would go on for as long as they hang themselves.
         for pid in [pid for process in processes for pid in list_descendants(process.pid)]:
             with suppress(ProcessLookupError):
@@ -237,6 +246,10 @@ def supervise(config: Mapping[str, Any], words: Sequence[str]) -> int:
             if hang is None:
                 return code
             text = hang.describe(limit)
+            if watch.stop is not None:
+                with print_log(Terminal()):
+                    log.warning("%s; it was to stop, so it is not started again", text)
+                return 128 + watch.stop
             if before is not None and hang.place == before.place:
                 raise HangError(
                     f"LAUNCH.supervise = {seconds!r}: {text}. It was the second time in the same "
