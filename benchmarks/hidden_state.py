@@ -24,11 +24,11 @@ from typing import Any
 
 from hidden_state_parts import CLEAN, HIDDEN, Part
 
+from phasetrain.addons.observe.state_watch import StateWatch
 from phasetrain.app.api import run
 from phasetrain.app.shorten import shortening_overrides
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import Hook
-from phasetrain.hooks.state_watch import StateWatch
 
 ROOT = Path(__file__).parents[1]
 

@@ -19,8 +19,10 @@ from operators import declared_operators
 from phasetrain.config.addons import load_addons
 
 OWN_ADDONS = (
+    "adapters",
     *("authoring", "deploy", "experiments", "libraries", "metrics", "observe", "optimizers"),
-    *("reload", "remote", "report", "sharding", "submission", "text", "vision", "vissl"),
+    *("reload", "remote", "report", "sampling", "sharding", "submission", "text", "vision"),
+    "vissl",
 )
 """The add-ons of phasetrain, each of which may be deleted."""
 

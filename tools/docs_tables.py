@@ -17,6 +17,7 @@ from feature_table import list_features
 
 from phasetrain.app.setup import list_slots
 from phasetrain.config.addons import AddOn, import_object, load_addons
+from phasetrain.config.parts import REGISTRIES
 from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.sections import HooksSection, own_keys
@@ -157,7 +158,7 @@ def _render_addon(addon: AddOn) -> str:
         for command in addon.commands
     ]
     parts = [
-        (f"`{name}`", _link_kind(kind), _summarize(_find_slot(kind).registry.find(name)))
+        (f"`{name}`", _link_kind(kind), _summarize(import_object(REGISTRIES[kind]).find(name)))
         for kind, modules in addon.parts.items()
         for name in sorted(modules)
     ]
@@ -209,7 +210,7 @@ def _quote(text: str) -> str:
 
 def _link_kind(kind: str) -> str:
     """Return a link to the page about the section whose parts are of a kind."""
-    section = _find_slot(kind).path.partition(".")[0]
+    section = import_object(REGISTRIES[kind]).section.partition(".")[0]
     return f"[{kind}](../{section.lower()}.md)"
 
 

@@ -39,7 +39,6 @@ from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.storage import open_storage
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import Builder, SplitData, Task
-from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.build.weights_builder import find_frozen
 
 log = logging.getLogger(__name__)
@@ -294,6 +293,9 @@ def _add_transform(task: Task, setup: Setup, loaded: LoadedCheckpoint) -> None:
     if split is None:
         return
     task.class_names = _read_class_names(checkpoint, split)
+    build_input_transform = find_service("build_input_transform")
+    if build_input_transform is None:
+        return
     try:
         context = setup.builder().context
         if setup.stages:  # the model was tested with the transforms of the stage

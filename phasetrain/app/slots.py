@@ -2,7 +2,6 @@
 does not import torch."""
 
 from phasetrain.config.addons import describe_place, load_addons, make_conflict_error
-from phasetrain.config.sections.data import SOURCE_KEYS
 from phasetrain.config.sections.optimizer import SCHEDULED
 from phasetrain.config.validation import PartLocation
 
@@ -43,12 +42,6 @@ CORE_SLOTS = (
     *(slot for place in SCHEDULED for slot in _list_schedule_slots(place)),
     PartLocation("OPTIMIZER.scaler", "scaler"),
     PartLocation("DATA.*", "dataset"),
-    PartLocation(
-        "DATA.*.datasets.*",
-        "dataset",
-        other_keys=("subset", *SOURCE_KEYS),
-        only=("DATA.*", "mixed"),
-    ),
     PartLocation("DATA.*.transforms[]", "transform"),
     *(
         PartLocation(

@@ -14,6 +14,10 @@ from phasetrain.checkpoint.snapshot import NamedTensors
 from phasetrain.distributed.strategies.state import Target
 from phasetrain.runtime.storage import FileRecord, Storage
 
+FORK = "fork"
+"""Entry of promised.json in a forked checkpoint: where it comes from, and whether the next command
+may have any config."""
+
 WEIGHT_PREFIXES = ("task.model.", "task.loss.")
 """Prefixes of the tensors that make a checkpoint unhealthy if they contain NaN."""
 
@@ -162,3 +166,8 @@ class LoadedCheckpoint:
         if isinstance(self.content, dict):  # it was read as a whole
             return self.content
         return self.content(find_targets)
+
+
+def is_forked(loaded: LoadedCheckpoint) -> bool:
+    """Return whether a checkpoint was forked, and its run has saved none since."""
+    return FORK in loaded.promised

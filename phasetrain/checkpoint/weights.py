@@ -11,7 +11,7 @@ from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.checkpoint.promised import FOLDER
 from phasetrain.checkpoint.reader import PROMISED, CheckpointReader
 from phasetrain.checkpoint.retention import Retention
-from phasetrain.config.addons import import_object
+from phasetrain.config.addons import require_service
 from phasetrain.errors import (
     ConfigError,
     InvalidCheckpointError,
@@ -24,11 +24,6 @@ from phasetrain.runtime.format import join_first
 from phasetrain.runtime.storage import Storage
 
 log = logging.getLogger(__name__)
-
-COMPLETION = "phasetrain.app.complete_weights:complete_weights"
-"""Takes a checkpoint that does not hold the weights of a plain model, and which of them to return,
-and returns all of them. It builds the model of the run, so it is on a higher level, and is imported
-when it is called."""
 
 
 def holds_plain_weights(loaded: LoadedCheckpoint) -> bool:
@@ -68,7 +63,10 @@ def _complete_weights(source: WeightSource, loaded: LoadedCheckpoint) -> Mapping
         ConfigError: the run has adapters, and its model cannot be built here.
     """
     try:
-        state: Mapping[str, Any] = import_object(COMPLETION)(loaded, source.which)
+        purpose = "completing them"
+        state: Mapping[str, Any] = require_service("complete_weights", "deploy", purpose)(
+            loaded, source.which
+        )
     except PhasetrainError as error:
         reason = f"{loaded.path} does not hold all weights, and they cannot be completed: {error}"
         if loaded.promised["config"]["MODEL"].get("adapters") is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from phasetrain.app.json_values import to_json_value
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import Problem, list_problems
 from phasetrain.runtime.live_view import discard_stdout
 

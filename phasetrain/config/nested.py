@@ -1,5 +1,6 @@
 """Walks over the values of a config: nested mappings, lists, numbers and texts."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -48,3 +49,16 @@ def to_plain(
     if isinstance(value, list | tuple):
         return [to_plain(item, change, text_keys=text_keys) for item in value]
     return value if change is None else change(value)
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value as JSON can hold it: infinite and NaN numbers become null, objects a text."""
+    return to_plain(value, _to_json_scalar, text_keys=True)
+
+
+def _to_json_scalar(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)

@@ -6,9 +6,7 @@ from types import MappingProxyType
 
 DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "adapter": {
-            "lora": "phasetrain.models.adapters.lora",
-        },
+        "adapter": {},
         "batch transform": {},
         "collate function": {
             "list": "phasetrain.data.loading.collate",
@@ -18,16 +16,11 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "dataset": {
             "digits": "phasetrain.data.datasets.digits",
             "idx": "phasetrain.data.datasets.idx",
-            "mixed": "phasetrain.data.mixture",
-            "from_task": "phasetrain.data.datasets.from_task",
             "synthetic": "phasetrain.data.datasets.synthetic",
-            "windows": "phasetrain.data.datasets.windows",
         },
         "format of weights": {
-            "huggingface": "phasetrain.models.sources.layouts",
             "phasetrain": "phasetrain.checkpoint.weights",
             "safetensors": "phasetrain.models.sources.layouts",
-            "timm": "phasetrain.models.sources.layouts",
             "torch": "phasetrain.models.sources.layouts",
             "vissl": "phasetrain.models.sources.layouts",
         },
@@ -60,13 +53,8 @@ DECLARED_PARTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "sgd": "phasetrain.optim.optimizers",
         },
         "sampler": {
-            "infinite": "phasetrain.data.samplers.named",
-            "power_law": "phasetrain.data.samplers.named",
-            "proportional": "phasetrain.data.mixture",
-            "repeated": "phasetrain.data.samplers.named",
             "sequential": "phasetrain.data.samplers.phase_sampler",
             "shuffled": "phasetrain.data.samplers.phase_sampler",
-            "weighted": "phasetrain.data.samplers.named",
         },
         "scaler": {
             "auto": "phasetrain.optim.update.scalers",

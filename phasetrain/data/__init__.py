@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
     from phasetrain.data.loading.reader import SampleReader
     from phasetrain.data.loading.settings import LoaderSettings
-    from phasetrain.data.loading.sources_reader import SourcesReader
-    from phasetrain.data.mixture import MixedDataset
     from phasetrain.data.protocols import GrowingDataset, ShardedDataset, WindowedDataset
     from phasetrain.data.samplers.named import DrawOrder
     from phasetrain.data.samplers.phase_sampler import SAMPLERS, Draw, PhaseSampler, SampleOrder
@@ -37,7 +35,6 @@ __all__ = [
     "DrawOrder",
     "GrowingDataset",
     "LoaderSettings",
-    "MixedDataset",
     "OnBadSample",
     "PerStageReader",
     "PerStageSampler",
@@ -48,7 +45,6 @@ __all__ = [
     "SampleReader",
     "SampleSource",
     "ShardedDataset",
-    "SourcesReader",
     "Stream",
     "StreamDataset",
     "WindowedDataset",

@@ -9,6 +9,8 @@ no base class, no registration. So do these attributes and methods:
     size                   size to which the dataset resizes images; None keeps their sizes
     source_lengths         label of each source -> its number of samples, if the indices run through
                            several sources, one after the other
+    build_sources          makes reader and order of a split, for a dataset that composes batches
+                           itself; see `phasetrain.tasks.build.loading_builder.SourceBuilder`
     lengths()              length of each sample (tokens, frames, ...), int64 `(N,)`, without
                            reading them
     weights()              nonnegative sampling weight of each sample, `(N,)`

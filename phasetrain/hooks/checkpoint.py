@@ -27,10 +27,10 @@ from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.repeats import encode_plan
 from phasetrain.errors import ConfigError, FolderInUseError, SaveError
 from phasetrain.hooks.base import Hook, Run
+from phasetrain.hooks.hidden_state import NOT_EXACT, StateWatch
 from phasetrain.hooks.ledger import LedgerHook
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
 from phasetrain.hooks.run_state import check_names, collect_state, list_names, restore
-from phasetrain.hooks.state_watch import NOT_EXACT, StateWatch
 from phasetrain.runs.history import Best
 from phasetrain.runtime.clock import DAY, young_interval
 from phasetrain.runtime.signals import Signals

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from phasetrain.optim.schedules.schedules import SCHEDULES
     from phasetrain.optim.update.gradients import GradientSettings
     from phasetrain.optim.update.nonfinite import CLEAN_DATA, GuardSettings, NonFinite
-    from phasetrain.optim.update.sam import SamSettings
     from phasetrain.optim.update.scalers import SCALERS
     from phasetrain.optim.update.updater import Updater
 else:
@@ -26,7 +25,6 @@ __all__ = [
     "GuardSettings",
     "MultiOptimizer",
     "NonFinite",
-    "SamSettings",
     "Schedules",
     "Updater",
     "fusable",

@@ -1,12 +1,14 @@
 """Child processes: signals that are passed on to them, their end with this process, their exit
-codes, and the environment of ranks."""
+codes, their memory, and the environment of ranks."""
 
 import ctypes
+import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -20,6 +22,9 @@ HEARTBEATS = "PHASETRAIN_HEARTBEATS"
 
 PR_SET_PDEATHSIG = 1
 """Option of prctl(2): the signal to receive when the parent dies."""
+
+
+PROC = Path("/proc")
 
 
 class SignalReceiver(Protocol):
@@ -135,3 +140,18 @@ def make_rank_environment(
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Return the sum of the resident set sizes of processes; a process that has ended counts as 0.
+
+    Pages that processes share, such as those after a fork, count once per process.
+    """
+    total = 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    for pid in pids:
+        try:
+            total += int((PROC / str(pid) / "statm").read_text("ascii").split()[1]) * page
+        except (OSError, ValueError, IndexError):
+            continue
+    return total

@@ -1,11 +1,9 @@
 """Predictions of a task's model, outside of a run."""
 
 import logging
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +15,6 @@ from phasetrain.runtime.nested import map_tensors
 from phasetrain.tasks.parts import Parts
 from phasetrain.tasks.shape_errors import describe_failed_forward, raise_unless_shape_error
 
-if TYPE_CHECKING:
-    from phasetrain.tasks.input_transform import InputTransform
-
 log = logging.getLogger(__name__)
 
 
@@ -27,16 +22,17 @@ class Predictor:
     """Predicts with the model of a task.
 
     Attributes:
-        transform: transforms of the test split, for raw inputs; None for a task that
-            `phasetrain.load` has not made, or of a run without a test split.
+        transform: transforms of the test split, for raw inputs, an `InputTransform` of the add-on
+            deploy; None for a task that `phasetrain.load` has not made, of a run without a test
+            split, or without the add-on.
         class_names: name of each class, if the dataset has names.
         reader: reads files as samples of the test split, an `InputReader` of the add-on deploy;
-            None like `transform`, or without the add-on.
+            None like `transform`.
         text_source: where the tokenizer is, a `TextSource` of the add-on text; None like `reader`.
     """
 
     parts: Parts
-    transform: "InputTransform | None" = None
+    transform: Any = None
     class_names: tuple[str, ...] = ()
     reader: Any = None
     text_source: Any = None
@@ -65,14 +61,12 @@ class Predictor:
         """
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size}: expected at least 1")
-        pictures = _find_pictures(inputs)
-        if self.reader is not None and pictures and transform is not False:
-            inputs = [self.reader.read_picture(picture) for picture in pictures]
-            transform = True
-        paths = self._find_paths(inputs, transform=transform)
-        if self.reader is not None and paths:
-            inputs = [item.sample for item in self.reader.read(paths)]
-            transform = True
+        if self.reader is not None and transform is not False:
+            # A text that is to be transformed is a sample, as the dataset `lines` gives it.
+            is_image = self.transform and self.transform.scales_bytes
+            named = self.reader.read_named(inputs, are_texts_paths=not transform or bool(is_image))
+            if named:
+                inputs, transform = named, True
         if transform and self.transform is None:
             raise ConfigError(
                 "transform = True: the transforms are those of a test split, and this task has "
@@ -148,23 +142,6 @@ class Predictor:
         )
         return texts
 
-    @classmethod
-    def predicts_by_itself(cls) -> bool:
-        """Return whether a prediction is more than the output of the model: a task decodes it."""
-        return cls._predict_slice is not Predictor._predict_slice
-
-    def _find_paths(self, inputs: Any, *, transform: bool | None) -> list[str]:
-        """Return the paths of files in `inputs`; empty if they are samples."""
-        if transform is False:
-            return []
-        items = inputs if isinstance(inputs, list | tuple) else [inputs]
-        # A text that is to be transformed is a sample, as the dataset `lines` gives it.
-        is_text_sample = transform is True and not (self.transform and self.transform.scales_bytes)
-        kinds: tuple[type, ...] = (Path,) if is_text_sample else (str, Path)
-        if all(isinstance(item, kinds) for item in items):
-            return [str(item) for item in items]
-        return []
-
     def _predict_slice(self, tensors: Any, part: slice) -> Any:
         model = self.parts.model
         device = self.parts.machine.device
@@ -188,18 +165,6 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _find_pictures(inputs: Any) -> list[Any]:
-    """Return the images of Pillow in `inputs`; empty if they are anything else."""
-    # Who has an image has imported Pillow, which is optional.
-    module = sys.modules.get("PIL.Image")
-    if module is None:
-        return []
-    items = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    if all(isinstance(item, module.Image) for item in items):
-        return items
-    return []
 
 
 def _samples(value: Any) -> int:

@@ -9,7 +9,7 @@ from phasetrain.app.shorten import shortening_overrides, steps_before
 from phasetrain.engine.plan import Plan
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
-from phasetrain.hooks.state_watch import NOT_EXACT
+from phasetrain.hooks.hidden_state import NOT_EXACT
 from phasetrain.hooks.trace import TraceHook
 from phasetrain.proof.compare import find_difference
 from phasetrain.proof.trace import Trace

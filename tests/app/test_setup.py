@@ -54,7 +54,7 @@ def test_everything_wrong_at_once_with_broken_imports(
         assert text in str(caught.value)
 
 
-@pytest.mark.addon("vision")
+@pytest.mark.addon("sampling", "vision")
 def test_every_section_that_names_a_part_has_a_slot() -> None:
     assert PARTS.keys() <= {slot.path for slot in list_slots()}
     assert {slot.path for slot in list_slots()} == {
@@ -176,10 +176,11 @@ def test_what_follows_from_a_mistake_is_not_reported(words: list[str], key: str)
             },
             marks=pytest.mark.addon("vision"),
         ),
-        (
+        pytest.param(
             "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digts}, b: {dataset: idx, "
             "image: x}}}",
             {"DATA.TRAIN.datasets.a.dataset", "DATA.TRAIN.datasets.b.image"},
+            marks=pytest.mark.addon("sampling"),
         ),
     ],
 )

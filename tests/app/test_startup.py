@@ -97,7 +97,7 @@ def test_training_loads_only_what_it_uses(tmp_path: Path) -> None:
         "phasetrain.app.test",
         "phasetrain.addons.text.lines",
         "phasetrain.data.loading.worker_stream",
-        "phasetrain.data.mixture",
+        "phasetrain.addons.sampling.mixture",
         "phasetrain.data.transforms.resize",
         "phasetrain.addons.optimizers.plateau",
         "phasetrain.addons.vision.soft_targets",

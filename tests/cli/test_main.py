@@ -12,11 +12,11 @@ from phasetrain import __version__
 from phasetrain.app import list_runs
 from phasetrain.app.api import run
 from phasetrain.app.engines import print_log
-from phasetrain.app.json_values import to_json_value
 from phasetrain.cli import main
 from phasetrain.cli.parsing import split_command
 from phasetrain.cli.table import format_commands, list_commands
 from phasetrain.config.addons import Command
+from phasetrain.config.nested import to_json_value
 from phasetrain.runtime.terminal import Terminal
 
 

@@ -22,7 +22,7 @@ FORMER_PLACES = (
     (
         "phasetrain.losses.self_supervised.clustering",
         "find_clusters",
-        "phasetrain.losses.clustering",
+        "phasetrain.addons.vision.clustering",
         "vision",
     ),
     ("phasetrain.commands.sweep", "Results", "phasetrain.addons.experiments.sweep", "experiments"),

@@ -7,16 +7,16 @@ caches; its fork server has them.
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 
-from phasetrain.app.train import run_documents
+from phasetrain.app.train.run_documents import SourceTree
 from phasetrain.config.compose.sources import ConfigFiles, Layer
 from phasetrain.runtime.redaction import Redaction
-from phasetrain.runtime.source_tree import SourceTree, describe_source
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,10 @@ def keep_results() -> None:
     """Install the caches in this process."""
     ConfigFiles.select = _keep_layers(ConfigFiles.select)  # type: ignore[method-assign]
     OverridesParser.parse_override = _keep_overrides(OverridesParser.parse_override)
-    run_documents.describe_source = _keep_source(describe_source)
+    with suppress(ModuleNotFoundError):  # a deleted add-on
+        from phasetrain.addons.experiments import source_tree
+
+        source_tree.describe_source = _keep_source(source_tree.describe_source)
 
 
 def _keep_layers(select: Callable[..., list[Layer]]) -> Callable[..., list[Layer]]:

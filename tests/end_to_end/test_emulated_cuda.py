@@ -50,7 +50,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
             (ADAMW, "MACHINE.precision=bf16", "MODEL.ema={decay: 0.9}"), id="bf16, adamw, ema"
         ),
         pytest.param(("MACHINE.precision=fp16", "MODEL.swa={start: 0.3}"), id="fp16, swa"),
-        pytest.param(("OPTIMIZER.sam={rho: 0.1}",), id="sam"),
+        pytest.param(
+            ("OPTIMIZER.sam={rho: 0.1}",), id="sam", marks=pytest.mark.addon("optimizers")
+        ),
         pytest.param(
             (*AHEAD, "DATA.TRAIN.batch_transforms=[mixup, cutmix]"),
             id="workers, pinning, prefetch, mixing",

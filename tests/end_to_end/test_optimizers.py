@@ -37,6 +37,7 @@ ROWS = (
     "OPTIMIZER={name: sgd, lr: 0.05, momentum: 0.9, accumulate: 2}",
     "OPTIMIZER.others.rows={name: SparseAdam, lr: 0.05, match: 'rows.*'}",
 )
+OPTIMIZERS = pytest.mark.addon("optimizers")
 SAM = ("OPTIMIZER={name: sgd, lr: 0.05, momentum: 0.9, accumulate: 2}", "OPTIMIZER.sam={rho: 0.1}")
 RIVALS = (
     "MODEL={name: rivals}",
@@ -90,7 +91,7 @@ def test_run_with_several_optimizers_resumes_exactly(several: Path, tmp_path: Pa
     [
         (SEVERAL, SEVERAL[:1]),
         (ROWS, ("MODEL={name: bag, sparse: false}", ROWS[1])),
-        ((*SAM, *SPOILT), (SAM[0], *SPOILT)),
+        pytest.param((*SAM, *SPOILT), (SAM[0], *SPOILT), marks=OPTIMIZERS),
         (RIVALS, RIVALS[:-1]),
         ((*RIVALS, "TASK.in_turn=true"), RIVALS),
         (
@@ -150,6 +151,7 @@ def test_null_removes_an_optimizer(tmp_path: Path) -> None:
     assert [row[0].partition(" ")[0] for row in rows] == ["OPTIMIZER", "head", "head"]
 
 
+@OPTIMIZERS
 @pytest.mark.slow
 def test_logged_loss_of_sam_is_that_of_the_first_pass(tmp_path: Path) -> None:
     for name, words in (("sam", SAM), ("plain", SAM[:1])):
@@ -182,7 +184,9 @@ class TestThreeProcesses:
         "words",
         [
             pytest.param(ROWS, id="rows"),
-            pytest.param((*SAM, "MODEL.sparse=false"), marks=pytest.mark.slow, id="sam"),
+            pytest.param(
+                (*SAM, "MODEL.sparse=false"), marks=[OPTIMIZERS, pytest.mark.slow], id="sam"
+            ),
         ],
     )
     def test_three_ranks_train_as_one(
@@ -197,7 +201,11 @@ class TestThreeProcesses:
 
     @pytest.mark.by_default(1)
     @pytest.mark.slow
-    @pytest.mark.parametrize("words", [SEVERAL, ROWS, SAM], ids=["several", "rows", "sam"])
+    @pytest.mark.parametrize(
+        "words",
+        [SEVERAL, ROWS, pytest.param(SAM, marks=OPTIMIZERS)],
+        ids=["several", "rows", "sam"],
+    )
     def test_killed_run_resumes_exactly(
         self, launcher: Launcher, tmp_path: Path, words: tuple[str, ...]
     ) -> None:
@@ -214,7 +222,7 @@ class TestThreeProcesses:
         ("words", "what", "ways"),
         [
             (SEVERAL[:2], "OPTIMIZER.others = head", SHARDED),
-            (SAM, "OPTIMIZER.sam = {'rho': 0.1}", SHARDED),
+            pytest.param(SAM, "OPTIMIZER.sam = {'rho': 0.1}", SHARDED, marks=OPTIMIZERS),
             (
                 (*ROWS[:1], "OPTIMIZER={name: sgd}"),
                 "an embedding with sparse=True",
@@ -238,6 +246,7 @@ class TestThreeProcesses:
             assert f"{what} and DISTRIBUTED.{key} = {value!r}" in ended.outputs[0]
 
 
+@OPTIMIZERS
 @pytest.mark.slow
 def test_weights_equal_those_of_one_process_with_ordered_reduction(
     launcher: Launcher, tmp_path: Path
@@ -292,7 +301,11 @@ def test_weights_equal_those_of_one_process_with_ordered_reduction(
             (PARTS, "MODEL={name: bag}", "OPTIMIZER={name: adamw}"),
             {"code": "config.conflict", "key": "OPTIMIZER.name"},
         ),
-        ((PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"), {"code": "config.conflict"}),
+        pytest.param(
+            (PARTS, *ROWS, "OPTIMIZER.sam={rho: 0.1}"),
+            {"code": "config.conflict"},
+            marks=OPTIMIZERS,
+        ),
         pytest.param(
             ("OPTIMIZER.SCHEDULES.lr={name: torch.OneCycleLR, max_lr: 0.1, total_steps: 9}",),
             {"code": "config.rejected_by_part", "key": "OPTIMIZER.SCHEDULES.lr"},

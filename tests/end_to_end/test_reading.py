@@ -33,7 +33,10 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own", "torch", "proportional"])
+@pytest.mark.parametrize(
+    "name",
+    ["own", "torch", pytest.param("proportional", marks=pytest.mark.addon("sampling"))],
+)
 def test_three_ranks_resume_after_one_is_killed(
     launcher: Launcher, tmp_path: Path, name: str
 ) -> None:

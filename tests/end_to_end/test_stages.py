@@ -108,7 +108,12 @@ def test_checkpoint_is_tested_in_its_stage(unbroken: Path, tmp_path: Path) -> No
     tested = run([*SMALL, SHORT, "RUN.engine=test", f"RUN.dir={folder}"]).last
     assert tested == {name: value for name, value in last.items() if name in tested}
     assert len(tested) == 4
-    task = phasetrain.load(str(folder))
+
+
+@pytest.mark.addon("deploy")
+@pytest.mark.feature("test.stage")
+def test_loaded_task_has_the_transforms_of_the_last_stage(unbroken: Path) -> None:
+    task = phasetrain.load(str(unbroken))
     assert task.transform([torch.zeros(1, 8, 8)]).shape == (1, 1, 32, 32)
 
 

@@ -23,7 +23,7 @@ SOURCES = sorted(
 PROBING = {
     "benchmarks/hidden_state.py",
     "phasetrain/addons/observe/collective_check.py",
-    "phasetrain/hooks/state_watch.py",  # reads whatever attributes a part has
+    "phasetrain/addons/observe/state_watch.py",  # reads whatever attributes a part has
     "phasetrain/proof/held.py",
 }
 PROBES = {"hasattr": 2, "getattr": 3, "setattr": 0, "delattr": 0}

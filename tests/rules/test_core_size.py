@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-CORE_TOKENS = 306_500
+CORE_TOKENS = 290_000
 """Tokens of the package without its add-ons. Whoever raises it adds a line to docs/log.md."""
 
 COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)

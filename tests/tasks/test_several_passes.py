@@ -17,7 +17,7 @@ from phasetrain.distributed import World
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.errors import ConfigError
 from phasetrain.meters import METERS, Meter
-from phasetrain.optim import GuardSettings, MultiOptimizer, SamSettings, Updater
+from phasetrain.optim import GuardSettings, MultiOptimizer, Updater
 from phasetrain.runtime.machine import Machine
 from phasetrain.tasks import Parts, Position, SavedTask, Supervised
 from phasetrain.tasks.parts import StepEvents
@@ -261,8 +261,11 @@ class Heard(StepEvents):
         self.calls["update"] += 1
 
 
+@pytest.mark.addon("optimizers")
 class TestSharpnessAware:
     def made(self, model: nn.Module, rho: float = 0.5) -> Supervised:
+        from phasetrain.addons.optimizers.sam import SamSettings
+
         updater = Updater(
             torch.optim.SGD(model.parameters(), lr=0.1), sam=SamSettings(rho) if rho else None
         )

@@ -603,6 +603,7 @@ def test_orders_of_all_samplers_do_not_depend_on_the_world_size(tmp_path: Path) 
     assert_world_size_invariant(written(tmp_path, [*BATCHES, *splits]), sizes=(1, 3))
 
 
+@pytest.mark.addon("observe")
 def test_meters_together_need_no_device_sync() -> None:
     names = own(METERS, {*OTHER_TARGETS, *METER_WORDS})
     listed = ", ".join(f"{name}: {{}}" for name in names)
@@ -616,6 +617,7 @@ def test_meters_need_no_device_sync(name: str) -> None:
     assert_no_device_sync([*BATCHES, f"METERS={{{name}: {{}}}}"])
 
 
+@pytest.mark.addon("observe")
 def test_hooks_together_need_no_device_sync() -> None:
     # A recheck waits for the device, which the interval makes rare.
     words = [*BATCHES, "OPTIMIZER.clip_norm=1e9"]  # without it, there is no `gradient_norm`

@@ -7,6 +7,8 @@ import torch
 
 from phasetrain.testing import assert_no_device_sync
 
+pytestmark = pytest.mark.addon("observe")
+
 WORDS = ["DATA.TRAIN.batch_size=24"]
 PLANTED = (Path(__file__).parent / "planted_parts.py").read_text().splitlines()
 

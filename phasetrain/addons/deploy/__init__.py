@@ -91,6 +91,12 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "complete_from_record", "phasetrain.addons.deploy.recorded_facts:complete_from_record"
     )
+    addon.add_service(
+        "build_input_transform", "phasetrain.addons.deploy.input_transform:build_input_transform"
+    )
+    addon.add_service(
+        "complete_weights", "phasetrain.addons.deploy.complete_weights:complete_weights"
+    )
     addon.add_service("read_pack", "phasetrain.addons.deploy.pack.weights:read_pack")
     addon.add_name("PackedModel", "phasetrain.addons.deploy.pack.load_pack:PackedModel")
     addon.add_name("load_pack", "phasetrain.addons.deploy.pack.load_pack:load_pack")

@@ -18,21 +18,28 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from phasetrain import __version__
+from phasetrain.addons.deploy.complete_weights import (
+    choose_example_split,
+    complete_weights,
+    read_batch,
+)
+from phasetrain.addons.deploy.input_transform import build_input_transform, describe_transform
 from phasetrain.addons.deploy.native_folder import is_native, make_native_files
-from phasetrain.addons.deploy.peft import make_peft_files
 from phasetrain.addons.deploy.stage import select_stage
 from phasetrain.addons.deploy.task_forward import warn_of_task_forward
-from phasetrain.app.complete_weights import choose_example_split, complete_weights, read_batch
+from phasetrain.addons.deploy.tensor_part import TransformedModel, split_tensor_part
 from phasetrain.app.load import choose_weights, find_test_split, load_task, resolve_for_inference
 from phasetrain.app.select_checkpoint import find_stage
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.weights import find_checkpoint, holds_plain_weights
+from phasetrain.config.addons import require_service
 from phasetrain.config.changes import trajectory_digest
 from phasetrain.config.schema import default_schema
 from phasetrain.config.trust import trust_only
 from phasetrain.data import SampleReader
+from phasetrain.data.transforms import Pipeline
 from phasetrain.errors import ConfigError, did_you_mean, is_out_of_memory
 from phasetrain.hooks.observers import classify_hooks
 from phasetrain.models.sources import WeightSource, parse_sources
@@ -41,8 +48,6 @@ from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.name_patterns import filter_names
 from phasetrain.runtime.storage import TEMPORARY, Storage, open_storage
 from phasetrain.tasks import TASKS
-from phasetrain.tasks.build.data_builder import build_input_transform
-from phasetrain.tasks.input_transform import TransformedModel, describe_transform
 from phasetrain.tasks.shape_errors import shorten_shape_error
 
 log = logging.getLogger(__name__)
@@ -238,6 +243,7 @@ def _export_peft(
     section = config.get("adapters") or {}
     train = section.get("train", ())
     sources = parse_sources(config["weights"])
+    make_peft_files = require_service("make_peft_files", "adapters", "the format 'peft'")
     files = make_peft_files(
         model,
         [train] if isinstance(train, str) else train,
@@ -432,9 +438,9 @@ def _build_model(setup: Setup, weights: Weights, *, with_transforms: bool) -> Bu
         context = replace(builder.context, config=builder.context.stage_configs[stage])
         transform = build_input_transform(context, split)
     if transform is not None and with_transforms:
-        rest, inside = transform.split_tensor_part()
+        before, inside = split_tensor_part(transform.pipeline.transforms)
         assert isinstance(reader, SampleReader), "only training data has sources"
-        reader = reader.with_pipeline(rest.pipeline)
+        reader = reader.with_pipeline(Pipeline(before))
     example = read_batch(builder, data, parts, name, reader).input
     if not isinstance(example, Tensor):
         raise ConfigError(

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from phasetrain.addons.deploy.merge_adapters import remove_adapters
 from phasetrain.app.load import load
-from phasetrain.models.adapters import remove_adapters
 from phasetrain.models.sources import parse_sources
 from phasetrain.tasks import Task
 

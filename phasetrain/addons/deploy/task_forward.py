@@ -30,6 +30,13 @@ def find_task_forward(task: Any) -> str | None:
     return None
 
 
+def predicts_by_itself(task: Any) -> bool:
+    """Return whether a prediction of a task, or of a class of tasks, is more than the output of the
+    model: it decodes it."""
+    kind: Any = task if isinstance(task, type) else type(task)
+    return kind._predict_slice is not Predictor._predict_slice
+
+
 def warn_of_task_forward(task: Any, *, decodes: bool = False) -> None:
     """Warn if tests use a forward pass of a custom task that a command does not call.
 
@@ -40,7 +47,7 @@ def warn_of_task_forward(task: Any, *, decodes: bool = False) -> None:
     method = find_task_forward(task)
     if method is None:
         return
-    if decodes and (task.predicts_by_itself() or task.predict is not Predictor.predict):
+    if decodes and (predicts_by_itself(task) or task.predict is not Predictor.predict):
         return
     log.warning(
         "the task's own %s is not called: outputs are those of the model; tests call it", method
@@ -54,7 +61,7 @@ def describe_task_call(task: Any) -> str:
     Args:
         task: as in `find_task_forward`.
     """
-    if isinstance(task, type) and issubclass(task, Predictor) and task.predicts_by_itself():
+    if isinstance(task, type) and issubclass(task, Predictor) and predicts_by_itself(task):
         return (
             f"; the task {task.__name__} calls it with more than the input, and this command with "
             "the input alone: `phasetrain predict` and task.predict in Python decode with the task"

@@ -173,6 +173,7 @@ def register(addon: AddOn) -> None:
     )
     addon.add_section("FIND", f"{PACKAGE}.find.section:FindSection")
     addon.add_keys("RUN", f"{PACKAGE}.run_keys:RunKeys")
+    addon.add_service("find_sources", f"{PACKAGE}.source_tree:find_sources")
     addon.add_service(
         "read_certificate",
         f"{PACKAGE}.certify.certificate:read_certificate",
@@ -180,4 +181,5 @@ def register(addon: AddOn) -> None:
     addon.add_service("find_operators", f"{PACKAGE}.operators.preflight:find_operators")
     addon.add_service("find_spikes", f"{PACKAGE}.travel.spikes:find_spikes")
     addon.add_service("name_operators", f"{PACKAGE}.operators.preflight:name_operators")
+    addon.add_service("resume_fork", f"{PACKAGE}.fork.resume_fork:resume_fork")
     addon.add_service("prepare_training", f"{PACKAGE}.run_keys:prepare_training")

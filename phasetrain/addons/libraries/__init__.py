@@ -15,6 +15,9 @@ def register(addon: AddOn) -> None:
             "webdataset": f"{PACKAGE}.webdataset",
         },
     )
+    addon.add_parts(
+        "format of weights", dict.fromkeys(("huggingface", "timm"), f"{PACKAGE}.weight_formats")
+    )
     addon.add_parts("task", {"lightning": f"{PACKAGE}.lightning_module"})
     addon.add_bridges(
         "transform",

@@ -37,6 +37,13 @@ def register(addon: AddOn) -> None:
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")
     addon.add_service("prepare_hooks", f"{PACKAGE}.hook_rehearsal:prepare_hooks")
+    addon.add_service("inspect_model", f"{PROFILING}.inspection:inspect")
+    for name in ("list_longer_warnings", "warn_before_longer"):
+        addon.add_service(name, f"{PACKAGE}.longer_runs:{name}")
+    for name in ("list_trained_splits", "list_unused"):
+        addon.add_service(name, f"{PACKAGE}.plan_warnings:{name}")
+    addon.add_service("read_held_state", f"{PACKAGE}.state_watch:HeldState")
+    addon.add_service("watch_held_state", f"{PACKAGE}.state_watch:StateWatch")
     addon.add_service(
         "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
     )

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.observe.state_watch import HeldState, describe_place
 from phasetrain.app.setup import Setup
-from phasetrain.app.train.resume_fork import is_forked
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.contents import is_forked
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.errors import ChangedError
 from phasetrain.hooks import Hook
-from phasetrain.hooks.state_watch import HeldState, describe_place
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.digest import add_tensor
 from phasetrain.proof.held import DEPTH, ENTRIES, Held, Saved, find_kind, list_owners, list_values

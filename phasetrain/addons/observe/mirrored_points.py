@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from phasetrain.app.preflight.run_spec import RunSpec
-from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.transforms import FieldPipeline, GeometricTransform, Keys
 from phasetrain.data.transforms.joint.kinds import find_image_size, to_fields
 
@@ -24,7 +23,7 @@ def check_mirrored_points(run_spec: RunSpec) -> None:
     names: dict[str, None] = {}
     for split in run_spec.data.values():
         for part in (split, *split.stages):
-            for reader in list_sample_readers(part.reader):
+            for reader in part.reader.list_readers():
                 if isinstance(reader.pipeline, FieldPipeline):
                     names |= dict.fromkeys(_list_unswapped(reader.pipeline, reader.dataset))
     if names:

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from phasetrain.data.protocols import Described, read_facts, takes_indices
+from phasetrain.data.samplers.source import SampleView
 from phasetrain.engine.plan import TRAIN
 from phasetrain.proof.held import is_custom
 from phasetrain.tasks.build.data_builder import SplitData
@@ -57,12 +58,9 @@ def _has_subset(split: SplitData) -> bool:
 
 def _list_partly_used(dataset: Any, *, is_part: bool) -> Iterator[Any]:
     """Yield the custom datasets whose facts are of all samples, and of which some are not used."""
-    # Few runs get here.
-    from phasetrain.data.mixture import MixedDataset, SubsetView
-
-    if isinstance(dataset, SubsetView):
+    if isinstance(dataset, SampleView):  # of a mixture
         yield from _list_partly_used(dataset.dataset, is_part=True)
-    elif isinstance(dataset, MixedDataset):
+    elif hasattr(dataset, "source_lengths") and hasattr(dataset, "sources"):
         for source in dataset.sources.values():
             yield from _list_partly_used(source, is_part=is_part)
     elif (

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from phasetrain.addons.observe.code_names import list_code_names
+from phasetrain.addons.observe.state_watch import describe_place
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoader
 from phasetrain.data.loading.loader import PhaseLoader
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook
-from phasetrain.hooks.state_watch import describe_place
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.held import (
     ENTRIES,

@@ -18,4 +18,5 @@ def register(addon: AddOn) -> None:
     schedules = ("cosine_restarts", "exponential", "inverse_sqrt", "polynomial", "step", "wsd")
     addon.add_parts("schedule", dict.fromkeys(schedules, f"{PACKAGE}.schedules"))
     addon.add_parts("hook", {"plateau": f"{PACKAGE}.plateau"})
+    addon.add_service("SamSettings", f"{PACKAGE}.sam:SamSettings")
     addon.add_service("load_optimizer_state", f"{PACKAGE}.optimizer_state:load_optimizer_state")

@@ -147,5 +147,7 @@ def register(addon: AddOn) -> None:
             for name in ("one_of", "each_view")
         ),
     )
+    for name in ("assign_rows", "find_clusters"):
+        addon.add_service(name, f"{PACKAGE}.clustering:{name}")
     addon.add_service("split_boxes", f"{PACKAGE}.meters.detection:split_boxes")
     addon.add_service("check_spatial_targets", f"{PACKAGE}.spatial_targets:check_spatial_targets")

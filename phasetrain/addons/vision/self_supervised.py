@@ -19,7 +19,7 @@ from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     FreezingLoss,
     MemoryLoss,
 )
-from phasetrain.data import SampleReader, SourcesReader
+from phasetrain.data import SampleReader
 from phasetrain.data.loading.per_stage import PerStageReader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import TRAIN, Phase
@@ -298,7 +298,7 @@ class SelfSupervised(Task):
             else:
                 readers = (loader.reader,)
             for reader in readers:
-                if isinstance(reader, SourcesReader):
+                if not isinstance(reader, SampleReader):
                     raise ConfigError(
                         f"DATA.{split.upper()}.datasets.*.batch_size: TASK.name = "
                         "'self_supervised' takes batches of one source; leave the batch sizes out"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.data.transforms import GeometricTransform, Keys
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import SplitData
@@ -39,7 +38,7 @@ def check_spatial_targets(name: str, split: SplitData) -> None:
     The first sample is read; its declared fields are left out.
     """
     for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):
-        for sample_reader in list_sample_readers(reader):
+        for sample_reader in reader.list_readers():
             try:
                 with preserve_generators():
                     line = _describe_misplaced(sample_reader, f"DATA.{name.upper()}")

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from phasetrain.app.build_hooks import build_hooks
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.machine_load import format_expected
 from phasetrain.app.preflight.rehearsal import Rehearsal, prepare_parts
 from phasetrain.app.preflight.run_spec import RunSpec
-from phasetrain.app.preflight.validate import list_unused, report_all_problems
+from phasetrain.app.preflight.validate import report_all_problems
 from phasetrain.app.setup import Setup, describe_dropped, world_size_of
 from phasetrain.config.addons import find_service
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.nested import leaves
+from phasetrain.config.nested import leaves, to_json_value
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.derive import list_non_defaults
 from phasetrain.config.sections.checkpoint import list_epoch_intervals, list_update_intervals
@@ -182,9 +181,17 @@ def describe_plan(
         "facts": to_json_value(parts.facts),
         "differs": to_json_value(list_changed_values(setup)),
         "notes": [*setup.dropped, *setup.derived, *_explain_waits(parts)],
-        "never": list_unused(setup, plan),
+        "never": _list_unused(setup, plan),
         "rehearsal": rehearsed,
     }
+
+
+def _list_unused(setup: Setup, plan: Plan) -> list[str]:
+    """Return a sentence for each setting without effect; empty without an add-on that finds
+    them."""
+    list_unused = find_service("list_unused")
+    lines: list[str] = [] if list_unused is None else list_unused(setup, plan)
+    return lines
 
 
 def list_changed_values(setup: Setup) -> list[tuple[str, Any, str]]:

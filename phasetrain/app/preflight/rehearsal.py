@@ -36,7 +36,6 @@ from phasetrain.app.preflight.validate import (
     check_room,
     list_inexact_splits,
     list_monitors,
-    list_trained_splits,
 )
 from phasetrain.app.setup import Setup
 from phasetrain.config.addons import find_service
@@ -44,12 +43,12 @@ from phasetrain.data import SampleError
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ConfigError, NumericsError, is_out_of_memory
-from phasetrain.hooks.state_watch import NOT_EXACT, HeldState
+from phasetrain.hooks.hidden_state import NOT_EXACT, list_part_modules
 from phasetrain.optim import CLEAN_DATA, NonFinite
 from phasetrain.proof.held import keep_variables
 from phasetrain.runtime.machine import Machine, preserve_generators
 from phasetrain.tasks import Parts, Position, Task
-from phasetrain.tasks.inspection import Inspection, inspect
+from phasetrain.tasks.inspection import Inspection
 from phasetrain.tasks.parts import StepEvents
 
 log = logging.getLogger(__name__)
@@ -195,7 +194,7 @@ def prepare_parts(
             _report_missed(setup, "nothing was rehearsed", f"the run is short, and {why}")
         return Prepared(task)
     del parts
-    restore_variables = keep_variables(HeldState(task, {}).modules)
+    restore_variables = keep_variables(list_part_modules(task))
     # The rehearsal draws random numbers, and the run has to start as if there had been none.
     with preserve_generators(), explain_missing_kernels(task, plan):
         if warn := find_service("warn_of_silent_mistakes"):
@@ -321,7 +320,10 @@ def _check_parts(run_spec: RunSpec, task: Task, *, reads: bool) -> None:
     setup = run_spec.setup
     world = setup.world
     check_monitors(setup, run_spec.plan, task.meters)
-    for line in (*list_inexact_splits(setup), *list_trained_splits(run_spec.data)):
+    lines = list_inexact_splits(setup)
+    if list_trained_splits := find_service("list_trained_splits"):
+        lines += list_trained_splits(run_spec.data)
+    for line in lines:
         log.warning(line)
     if reads:
         world.run_on_main(lambda: check_data(run_spec.data, task))
@@ -396,7 +398,11 @@ def _slow_down(task: Task) -> None:
 
 
 def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
-    """Inspect the model with the first micro-batch; return None if it cannot be inspected."""
+    """Inspect the model with the first micro-batch; return None if it cannot be inspected, or no
+    add-on does it."""
+    inspect = find_service("inspect_model")
+    if inspect is None:
+        return None
     with _name_step("the first train batch, with which the model is inspected"):
         loader = task.parts.loaders[phase.data]
         draw = loader.find_first_draw(phase)
@@ -407,7 +413,7 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
             return None
         task.reseed(Position(phase.split, 0, phase.first, 0.0))
         try:
-            return inspect(task, phase, batch)
+            inspection: Inspection = inspect(task, phase, batch)
         # The inspection only adds rows to the plan: such a model may well train. What fails in a
         # step as well is raised there.
         except Exception as error:
@@ -416,6 +422,7 @@ def _inspect_model(task: Task, phase: Phase) -> Inspection | None:
             log.debug("the model could not be inspected: %s: %s", type(error).__name__, error)
             task.updater.drop_gradients()
             return None
+    return inspection
 
 
 def _rehearse_kind(setup: Setup, task: Task, plan: Plan, step_kind: StepKind) -> RehearsedKind:

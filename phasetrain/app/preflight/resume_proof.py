@@ -18,10 +18,10 @@ from phasetrain.data import CustomLoader
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import ChangedError, ConfigError
-from phasetrain.hooks.state_watch import HeldState, describe_held, record_held
+from phasetrain.hooks.hidden_state import HeldState, open_held_state
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.compare import Difference, find_difference
-from phasetrain.proof.held import Held, is_changed
+from phasetrain.proof.held import Held
 from phasetrain.proof.trace import Trace
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import SavedTask, Task
@@ -115,7 +115,7 @@ class ResumeProof:
 
     def prove(self, rebuild: Callable[[], Task]) -> dict[str, list[str]]:
         """Return a sentence for each part that would not resume exactly, with the record of a value
-        (`record_held`) or nothing; every rank has to call.
+        (`HeldState.describe_lost`) or nothing; every rank has to call.
 
         Args:
             rebuild: builds all parts again from the config.
@@ -137,7 +137,7 @@ class ResumeProof:
             again.close()
 
     def _compare(self, task: Task, records: list[Record]) -> dict[str, list[str]]:
-        state = HeldState(task, {}, self._inexact)
+        state = open_held_state(task, self._inexact)
         problems: dict[str, list[str]] = {}
         lost: dict[str, Held] = {}
         # Tests first: after a resume in a test, no train step has set anything that they use.
@@ -149,11 +149,7 @@ class ResumeProof:
                 problems[line] = []
             if problems:
                 break  # what comes later may only follow from it
-        lines = {
-            describe_held(held): record_held(held)
-            for held in lost.values()
-            if state.may_matter(held, in_place=bool(held.identity) and not held.kind)
-        }
+        lines = {} if state is None else state.describe_lost(lost.values())
         for found in task.parts.world.all_gather(lines):
             problems |= found
         return problems
@@ -193,7 +189,8 @@ def _run_segment(task: Task, plan: Plan, segment: Segment) -> Record:
     _run_steps(task, plan, phase, range(segment.before), Trace())
     saved = _copy_state(task)
     trace = _trace_end(task, plan, segment)
-    return Record(saved, trace, HeldState(task, {}).read(is_whole=True))
+    state = open_held_state(task)
+    return Record(saved, trace, {} if state is None else state.read(is_whole=True))
 
 
 def _trace_end(task: Task, plan: Plan, segment: Segment) -> Trace:
@@ -259,7 +256,7 @@ def _compare_segment(
     plan: Plan,
     segment: Segment,
     record: Record,
-    state: HeldState,
+    state: HeldState | None,
     lost: dict[str, Held],
 ) -> str:
     """Return a sentence if the segment differs after a restore, else an empty string; add the
@@ -277,14 +274,9 @@ def _compare_segment(
         return f"{_find_rejected(task, error)}: the run could not be resumed: {error}"
     task.begin(phase, fresh=False)
     difference = find_difference(record.trace, _trace_end(task, plan, segment))
-    before = record.held
-    changed = {
-        path: held
-        for path, held in state.read(is_whole=True).items()
-        if path not in before or is_changed(before[path].key, held.key)
-    }
+    changed = {} if state is None else state.find_changed(record.held)
     if phase.is_train or difference:  # a test need not set again what only train steps use
-        lost |= changed
+        lost.update(changed)
     if difference:
         return _describe_difference(task, difference, list(changed.values()), phase)
     return ""

@@ -1,28 +1,23 @@
 """Find all mistakes of a run before its first step, and the values of its config without effect."""
 
 import logging
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeVar
-
-import numpy as np
 
 from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
 from phasetrain.config.addons import find_service
-from phasetrain.config.compose.composed import COMMAND_LINE
-from phasetrain.config.compose.merge import lookup, origin_of
-from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
+from phasetrain.config.compose.merge import origin_of
+from phasetrain.config.problems import collect_problems, combine_problems, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
-from phasetrain.data import CustomLoader, StreamDataset
+from phasetrain.data import CustomLoader
 from phasetrain.data.loading.seed_check import check_seeded, read_first_targets
-from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.distributed import World
-from phasetrain.engine.plan import TRAIN, Plan
+from phasetrain.engine.plan import Plan
 from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks.checkpoint import has_rule
 from phasetrain.hooks.monitors.monitor import AUTO, Monitor
@@ -30,10 +25,9 @@ from phasetrain.meters import Meter
 from phasetrain.meters.base import is_metric_of
 from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runtime.child_processes import HEARTBEATS
 from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
-from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split, find_fingerprint
+from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 from phasetrain.tasks.build.weights_builder import freeze_parameters
@@ -165,7 +159,7 @@ def check_data(data: Mapping[str, SplitData], task: Task) -> None:
         if not split.section.exact:
             continue
         for reader in dict.fromkeys(part.reader for part in (split, *split.stages)):
-            for sample_reader in list_sample_readers(reader):
+            for sample_reader in reader.list_readers():
                 check_seeded(sample_reader, split.section.dataset)
 
 
@@ -177,39 +171,6 @@ def list_inexact_splits(setup: Setup) -> list[str]:
         for key, section in setup.config.DATA.items()
         if section.dataset is not None and not section.exact
     ]
-
-
-def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
-    """Return a sentence for each test split that has samples of the train split."""
-    if TRAIN not in data:  # a run of tests only
-        return []
-    train = data[TRAIN]
-    known = find_fingerprint(train.section, train.reader.dataset)
-    return [
-        f"DATA.{name.upper()}: it has {count} samples of DATA.TRAIN, so its metrics say less about "
-        "others; set another dataset, split or subset"
-        for name, split in data.items()
-        if name != TRAIN
-        and _compares_content(split.reader.dataset)
-        and find_fingerprint(split.section, split.reader.dataset) == known
-        and (count := max(_count_trained(split, part) for part in train.stages or (train,)))
-    ]
-
-
-def _count_trained(split: SplitData, train: SplitData) -> int:
-    """Return how many samples of a test split are learned from; both have the same dataset."""
-    subsets = [getattr(part.reader, "chosen", None) for part in (split, train)]
-    chosen = [subset for subset in subsets if subset is not None]
-    if not chosen:  # all samples, which may be too many to list
-        return split.length - len(train.excluded_ids)
-    return len(np.setdiff1d(reduce(np.intersect1d, chosen), train.excluded_ids))
-
-
-def _compares_content(dataset: Any) -> bool:
-    """Return whether equal fingerprints mean equal samples, not only equal classes or lengths."""
-    inner = getattr(dataset, "dataset", dataset)  # the one in a ForwardDataset
-    of_lengths = StreamDataset.fingerprint
-    return getattr(type(inner), "fingerprint", of_lengths) is not of_lengths
 
 
 def check_orders(task: Task, plan: Plan) -> None:
@@ -231,33 +192,6 @@ def check_orders(task: Task, plan: Plan) -> None:
         seen.add((phase.data, phase.stage))
 
 
-def _list_unused_launch(setup: Setup) -> list[str]:
-    """Return a sentence for each key of LAUNCH that is set without a cluster to launch on."""
-    launch = setup.composed.config["LAUNCH"]
-    origin = setup.composed.origins.get("LAUNCH.cluster")
-    # A job that LAUNCH has submitted is started with `LAUNCH.cluster=null`.
-    if launch["cluster"] in ("slurm", "local") or origin == COMMAND_LINE:
-        return []
-    unused = []
-    for name, value in launch.items():
-        is_used = name in ("cluster", "processes", "supervise")
-        if not is_used and value != setup.schema.keys[f"LAUNCH.{name}"].default:
-            setting = f"LAUNCH.{name} = {format_value(value)}"
-            unused.append(f"{setting}: without LAUNCH.cluster it never takes effect")
-    size = setup.place.size
-    if launch["processes"] not in (1, size) and size > 1:
-        unused.append(
-            f"LAUNCH.processes = {launch['processes']}: the world size is {size}, as the launcher "
-            "has started it"
-        )
-    if launch["supervise"] and size > 1 and HEARTBEATS not in os.environ:
-        unused.append(
-            f"LAUNCH.supervise = {launch['supervise']}: the launcher that has started this process "
-            "decides about restarts; use LAUNCH.processes instead of it"
-        )
-    return unused
-
-
 def check_room(setup: Setup, folder: RunFolder, parts: Parts) -> None:
     """Check that the disk has room for checkpoints; without a rule to save, only warn.
 
@@ -276,55 +210,6 @@ def is_saving(setup: Setup) -> bool:
     return has_rule(setup.config.CHECKPOINT)
 
 
-def list_unused(setup: Setup, plan: Plan) -> list[str]:
-    """Return a sentence for each duration that is never reached, and for each split, stage and
-    meter that is never used."""
-    config = setup.config
-    unused = list[str]()
-    limit = config.PHASES.limit
-
-    def beyond(path: str, reached: float, unit: str) -> None:
-        every = lookup(config, path)
-        # A default may have no effect: nobody has asked for it.
-        is_asked_for = setup.composed.origins.get(path) not in setup.composed.assumed
-        if every is not None and every > reached and is_asked_for:
-            unused.append(
-                f"{path} = {every}: the run ends after {reached} {unit}, so it never takes effect"
-            )
-
-    for path in ("RUN.checkpoint", "RUN.step"):
-        value = lookup(config, path)
-        if path in setup.schema.keys and value != setup.schema.keys[path].default:
-            unused.append(f"{path} = {value}: training does not read it")
-    kinds = plan.phases.kinds
-    complete = sum(count for phase, count in kinds if phase.is_train and phase.ends_epoch)
-    unused += _list_unused_launch(setup)
-    if not plan.updates:
-        return unused
-    beyond("RUN.pause_at", plan.updates, "updates")
-    beyond("CHECKPOINT.every_updates", plan.updates, "updates")
-    beyond("CHECKPOINT.every_epochs", complete, "complete epochs")
-    beyond("CHECKPOINT.keep_every.updates", plan.updates, "updates")
-    beyond("CHECKPOINT.keep_every.epochs", complete, "complete epochs")
-    has_tests = any(not phase.is_train for phase, _ in kinds)
-    if has_tests and not setup.stages:
-        beyond("PHASES.test_every.updates", plan.updates, "updates")
-        beyond("PHASES.test_every.epochs", plan.epochs, "epochs")
-    for name in config.DATA:
-        beyond(f"DATA.{name}.every.updates", plan.updates, "updates")
-        beyond(f"DATA.{name}.every.epochs", plan.epochs, "epochs")
-    ends = plan.phases.column("first") + plan.phases.column("steps")
-    if limit.train is not None and ends.max() < limit.train:
-        longest = ends[plan.phases.is_train].max()
-        unused.append(
-            f"PHASES.limit.train = {limit.train}: no epoch has more than {longest} updates"
-        )
-    if not is_saving(setup):
-        unused.append("CHECKPOINT: no rule saves a checkpoint, so nothing of this run will be kept")
-    unused += _unreachable(setup, plan)
-    return unused
-
-
 def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
     """Reject data that differs between ranks, which would not even run the same number of steps."""
     for name in data:
@@ -337,22 +222,6 @@ def check_same_data(world: World, data: Mapping[str, SplitData]) -> None:
                     "same on all ranks; copy the same files to all machines",
                     code="data.differs_between_ranks",
                 )
-
-
-def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each part of the config that no phase of the plan uses."""
-    kinds = plan.phases.kinds
-    run = {phase.data for phase, _ in kinds}
-    for key in setup.config.DATA:
-        if key != "TRAIN" and key.lower() not in run:
-            yield f"DATA.{key}: no phase of the plan tests it"
-    reached = {phase.stage for phase, _ in kinds if phase.is_train}
-    for number, stage in enumerate(setup.config.PHASES.stages):
-        if number not in reached:
-            name = stage.get("name") or number + 1
-            yield f"PHASES.stages[{number}] ({name}): it has no update, so it is never run"
-    if run == {TRAIN} and not setup.config.PHASES.train_meters and setup.config.METERS:
-        yield "METERS: PHASES.train_meters = false and there is no test, so nothing measures them"
 
 
 def _may_be_given(problem: Problem, provided: Collection[str] | None) -> bool:

@@ -20,7 +20,6 @@ from phasetrain import __version__
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.leftovers import remove_unknown_keys, warn_of_unknown_keys
-from phasetrain.app.train.longer import LENGTH_KEYS, warn_before_longer
 from phasetrain.app.train.source_code import hash_sources, list_source_changes
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.promised import read_promised
@@ -28,6 +27,7 @@ from phasetrain.config.addons import find_service
 from phasetrain.config.changes import Change, compare_configs
 from phasetrain.config.problems import format_value
 from phasetrain.config.rules.batch import ACCUMULATE, BATCH, MICRO
+from phasetrain.config.stages import LENGTHS
 from phasetrain.data import GrowingDataset
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.interleave import splice
@@ -36,8 +36,8 @@ from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan, encode_plan
 from phasetrain.errors import ChangedError, PhasetrainError, Problem
 from phasetrain.hooks import Hook
+from phasetrain.hooks.hidden_state import HeldState
 from phasetrain.hooks.observers import classify_hooks, list_observers
-from phasetrain.hooks.state_watch import HeldState
 from phasetrain.runs.records import format_deviations
 from phasetrain.runtime.environment import describe_platform
 from phasetrain.runtime.format import format_percent
@@ -49,6 +49,9 @@ from phasetrain.tasks.build.data_builder import WITHOUT
 from phasetrain.tasks.build.sections import DISTRIBUTED_KEYS
 
 log = logging.getLogger(__name__)
+
+LENGTH_KEYS = frozenset(f"PHASES.{key}" for key in LENGTHS)
+"""Keys that set the length of a run."""
 
 PACKAGES = (
     "torch",
@@ -235,7 +238,9 @@ def _changed_error(
     setup: Setup, loaded: LoadedCheckpoint, rejected: Sequence[Change]
 ) -> ChangedError:
     plan = decode_plan(loaded.promised["plan"])
-    low_lr = warn_before_longer(setup, rejected, plan, loaded.manifest.state["updates"])
+    low_lr = ""
+    if warn_before_longer := find_service("warn_before_longer"):
+        low_lr = warn_before_longer(setup, rejected, plan, loaded.manifest.state["updates"])
     allowed = {change.path: _suggest_allow(change) for change in rejected}
     if low_lr:
         for path in allowed.keys() & LENGTH_KEYS:

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from phasetrain.app.train.resume import (
     describe_environment,
     list_packages,
 )
+from phasetrain.config.addons import find_service
 from phasetrain.config.compose.folders import find_config_dir
 from phasetrain.config.compose.override_text import key_of, quote_value
 from phasetrain.data import SampleError
@@ -35,7 +37,6 @@ from phasetrain.runtime.environment import (
 )
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.runtime.redaction import REDACTED, Redaction, has_secrets
-from phasetrain.runtime.source_tree import SourceTree, describe_source
 from phasetrain.runtime.terminal import in_notebook
 from phasetrain.tasks import SplitData
 from phasetrain.tasks.build.builder import measure_rank, measure_sample
@@ -174,6 +175,20 @@ exec "$PYTHON" {command} "RUN.dir='$quoted'"
 """
 
 
+@dataclass(frozen=True)
+class SourceTree:
+    """The state of a work tree.
+
+    Attributes:
+        facts: folder, commit, branch, remote, whether it is changed, untracked files; JSON data.
+        diff: patch from the commit to the work tree, including untracked source files; empty if
+            there are no changes or they are too large.
+    """
+
+    facts: dict[str, Any]
+    diff: bytes
+
+
 def write_documents(
     setup: Setup, folder: RunFolder, deviations: Sequence[Mapping[str, Any]] = ()
 ) -> None:
@@ -186,7 +201,7 @@ def write_documents(
         deviations: see `phasetrain.app.train.resume.list_deviations`.
     """
     storage = folder.storage
-    sources = find_sources(folder.path)
+    sources = _find_sources(folder.path)
     # A run folder is copied and shared: config.yaml alone keeps secrets, for a resume.
     clean = Redaction(os.environ)
     overrides = clean.redact_words(setup.composed.overrides)
@@ -347,7 +362,7 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
 
     Args:
         setup: the resolved config.
-        sources: see `find_sources`.
+        sources: see `_find_sources`.
     """
     clean = Redaction(os.environ)
     machine = setup.machine
@@ -377,23 +392,12 @@ def _describe_attempt(setup: Setup, sources: Mapping[str, SourceTree | None]) ->
     }
 
 
-def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
-    """Return the state of the git tree around the working directory, and of the package if it is in
-    another tree."""
-    clean = Redaction(os.environ)
-    skip = None
-    if "://" not in run_folder:
-        # a run folder inside the tree would be recorded as a change of the source
-        skip = Path(run_folder).absolute()
-    here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
-    sources: dict[str, SourceTree | None] = {"git": here}
-    package = Path(__file__).resolve().parents[2]
-    # Only for a checkout: an installed package is identified by its version.
-    if (package.parent / ".git").exists() and (
-        here is None or not package.is_relative_to(here.facts["folder"])
-    ):
-        sources["phasetrain_git"] = describe_source(package, clean, diff=PACKAGE_DIFF, skip=skip)
-    return sources
+def _find_sources(run_folder: str) -> dict[str, SourceTree | None]:
+    """Return the state of the git tree around the working directory, under `git`, and perhaps of
+    others; None without an add-on that asks git."""
+    find_sources = find_service("find_sources")
+    sources: dict[str, SourceTree | None] = {"git": None}
+    return sources if find_sources is None else {**find_sources(run_folder)}
 
 
 def _write_diffs(folder: RunFolder, sources: Mapping[str, SourceTree | None]) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
-from phasetrain.app.train.longer import LOW_LR
 from phasetrain.app.train.run_documents import format_resume
 from phasetrain.checkpoint import Checkpointer
 from phasetrain.config.compose.merge import lookup
@@ -23,7 +22,7 @@ from phasetrain.engine.position import COMPLETED, RunState
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.runtime.machine import Machine
 from phasetrain.runtime.terminal import IN_SWEEP, Pairs
-from phasetrain.tasks import TASKS, SplitData
+from phasetrain.tasks import TASKS, SplitData, Task
 from phasetrain.tasks.build.data_builder import count_left_out
 
 ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", "OPTIMIZER.lr")
@@ -31,6 +30,10 @@ ASSUMABLE = ("DATA.TRAIN.dataset", "MODEL.name", "LOSS.name", "OPTIMIZER.name", 
 
 PARTS = 4
 """Maximum number of parts of a timeline to print."""
+
+
+LOW_LR = 0.1
+"""Fraction of its peak below which a learning rate is reported before a longer training."""
 
 
 def first_lines(run_spec: RunSpec, model: torch.nn.Module, *, estimate: str = "") -> Pairs:
@@ -242,6 +245,13 @@ def has_checkpoint(checkpointer: Checkpointer) -> bool:
         return bool(checkpointer.list_checkpoints())
     except OSError:
         return True
+
+
+def read_remaining_lr(task: Task, where: float) -> float:
+    """Return the highest learning rate from a point of the training on, as a fraction of its peak;
+    1 for a task without an updater."""
+    updater = task.parts.updater
+    return 1.0 if updater is None else updater.schedules.remaining_lr(where)
 
 
 def _explain_longer(setup: Setup, state: RunState, remaining_lr: float) -> Pairs:

@@ -26,7 +26,6 @@ from phasetrain.app.train.given_objects import (
     list_object_lines,
     list_other_weights,
 )
-from phasetrain.app.train.longer import list_changed_facts, read_remaining_lr, warn_of_low_lr
 from phasetrain.app.train.restart import describe_restart
 from phasetrain.app.train.resume import (
     add_lost,
@@ -45,8 +44,14 @@ from phasetrain.app.train.run_documents import (
     update_page,
     write_documents,
 )
-from phasetrain.app.train.summary import final_lines, first_lines, stopped_lines
+from phasetrain.app.train.summary import (
+    final_lines,
+    first_lines,
+    read_remaining_lr,
+    stopped_lines,
+)
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
+from phasetrain.checkpoint.contents import is_forked
 from phasetrain.checkpoint.excluded import excluded_digests
 from phasetrain.config.addons import find_service, require_service
 from phasetrain.engine.loop import PhaseEngine
@@ -54,8 +59,8 @@ from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, NoValidCheckpointError
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import overrides
+from phasetrain.hooks.hidden_state import HeldState, watch_held_state
 from phasetrain.hooks.metrics import LatestMetrics
-from phasetrain.hooks.state_watch import HeldState, StateWatch
 from phasetrain.models.digest import hash_state
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.ledger import FILE, HEADER_BYTES, count_records
@@ -158,7 +163,7 @@ class Training:
             build_promise(run_spec, self.deviations, objects, task, {**own, **extra}, loaded),
             loaded,
             seconds_between_failures=self.attempt.seconds_between_failures(),
-            watch=StateWatch(
+            watch=watch_held_state(
                 self._record_inexact,
                 [key.lower() for key, split in setup.config.DATA.items() if not split.exact],
                 self._review_inexact,
@@ -286,11 +291,10 @@ class Training:
             plan = self.builder.plan(self.data)
             state = RunState()
         else:
-            from phasetrain.app.train.resume_fork import is_forked, resume_fork
-
             notes: list[str] = []
             if is_forked(loaded):
                 plan = self.builder.plan(self.data)
+                resume_fork = require_service("resume_fork", "experiments", "the resume of a fork")
                 state = resume_fork(setup, loaded, self.data, plan)
             else:
                 stages = self.builder.stages(self.data)
@@ -362,10 +366,9 @@ class Training:
         if loaded is not None:
             at = f"update {state.updates} of {run_spec.plan.updates}"
             setup.terminal.print_pairs([("resume", f"from {loaded.path} at {at}")])
-            plan = run_spec.plan
-            warning = warn_of_low_lr(plan, state, read_remaining_lr(task, plan.where(state)))
-            for line in filter(None, (warning, *list_changed_facts(run_spec, loaded, task.parts))):
-                log.warning(line)
+            if list_longer_warnings := find_service("list_longer_warnings"):
+                for line in list_longer_warnings(run_spec, loaded, task, state):
+                    log.warning(line)
         elif self.attempt.before.attempt:
             number = self.attempt.before.attempt
             line = f"attempt {number} left no checkpoint: starting from update 0"

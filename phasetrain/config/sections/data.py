@@ -9,9 +9,6 @@ from phasetrain.config.sections.keys import Section, group, key
 PartOrName = str | Mapping[str, Any]
 Fields = str | int | tuple[Any, ...] | None
 
-SOURCE_KEYS = ("batch_size", "transforms", "collate", "inputs", "targets", "label_type")
-"""Keys of a dataset in a mixture with a batch size per source; the rest are parameters."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetSection(Section):

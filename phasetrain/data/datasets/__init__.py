@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from phasetrain.data.datasets.digits import load_digits
     from phasetrain.data.datasets.idx import load_idx, read_idx
     from phasetrain.data.datasets.synthetic import make_synthetic
-    from phasetrain.data.datasets.windows import Windows, make_windows
     from phasetrain.data.protocols import Described, Fingerprinted, Labelled, Samples
 else:
     __getattr__, __dir__ = export_lazily(__name__)
@@ -22,10 +21,8 @@ __all__ = [
     "Role",
     "Samples",
     "TensorSamples",
-    "Windows",
     "load_digits",
     "load_idx",
     "make_synthetic",
-    "make_windows",
     "read_idx",
 ]

@@ -12,9 +12,8 @@ from torch.utils.data import Sampler
 from phasetrain.data.bad_samples import BadSamples, SampleError, format_samples
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.per_stage import PerStageReader, PerStageSampler
-from phasetrain.data.loading.reader import SampleReader
+from phasetrain.data.loading.reader import BatchReader
 from phasetrain.data.loading.settings import LoaderSettings
-from phasetrain.data.loading.sources_reader import SourcesReader
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
@@ -90,7 +89,7 @@ class PhaseLoader:
 
     def __init__(
         self,
-        reader: SampleReader | SourcesReader | PerStageReader,
+        reader: BatchReader | PerStageReader,
         sampler: PhaseSampler | PerStageSampler,
         plan: Plan,
         settings: LoaderSettings,

@@ -6,8 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from phasetrain.data.bad_samples import OnBadSample
-from phasetrain.data.loading.reader import SampleReader
-from phasetrain.data.loading.sources_reader import SourcesReader
+from phasetrain.data.loading.reader import BatchReader
 from phasetrain.data.samplers.excluded import ExcludedSamples
 from phasetrain.data.samplers.locate import EpochOrder
 from phasetrain.data.samplers.phase_sampler import Draw, PhaseSampler
@@ -23,7 +22,7 @@ class PerStageReader(Dataset[Batch]):
         readers: reader of each stage.
     """
 
-    def __init__(self, readers: Sequence[SampleReader | SourcesReader]) -> None:
+    def __init__(self, readers: Sequence[BatchReader]) -> None:
         self.readers = tuple(readers)
 
     @property

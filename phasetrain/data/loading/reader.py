@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +43,38 @@ from phasetrain.runtime.machine import (
 from phasetrain.runtime.nested import map_tensors
 
 log = logging.getLogger(__name__)
+
+
+class BatchReader(Protocol):
+    """Makes the batches of a split: a `SampleReader`, or the reader of a dataset that composes its
+    batches itself.
+
+    Attributes:
+        dataset: the samples.
+        on_bad_sample: policy for a sample that cannot be read.
+    """
+
+    dataset: Any
+    on_bad_sample: OnBadSample
+
+    @property
+    def draws_at_random(self) -> bool:
+        """Whether foreign code may draw from the global generators while a sample is read."""
+        ...
+
+    def __getitem__(self, draw: Draw, /) -> Batch: ...
+
+    def padding(self, draw: Draw) -> Batch:
+        """Return a fully masked batch."""
+        ...
+
+    def list_readers(self) -> "list[SampleReader]":
+        """Return the readers of single samples, one for each source."""
+        ...
+
+    def join_targets(self, targets: Sequence[Any]) -> Any:
+        """Return the target of a batch that has one target for each of these readers."""
+        ...
 
 
 class SampleReader(Dataset[Batch]):
@@ -128,6 +160,14 @@ class SampleReader(Dataset[Batch]):
         """Whether a part that is not ours may draw from the global generators while a sample is
         read."""
         return not self._whole
+
+    def list_readers(self) -> "list[SampleReader]":
+        """Return the reader itself: it has one source."""
+        return [self]
+
+    def join_targets(self, targets: Sequence[Any]) -> Any:
+        """Return the only target."""
+        return targets[0]
 
     def __getitem__(self, draw: Draw) -> Batch:
         """Return the batch of a draw; of size 0, without input, if all samples are bad and dropped.

@@ -11,8 +11,7 @@ import torch
 from phasetrain.config.nested import to_plain
 from phasetrain.data.bad_samples import MissingValueError, SampleError, Unreadable
 from phasetrain.data.datasets.forward import FIRST, ForwardDataset, reads_forward
-from phasetrain.data.loading.reader import SampleReader
-from phasetrain.data.loading.sources_reader import SourcesReader
+from phasetrain.data.loading.reader import BatchReader, SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import TooSmallError
 from phasetrain.data.transforms.joint.kinds import FieldFormError
@@ -218,16 +217,14 @@ def _returns_lists(dataset: object, indices: list[int]) -> bool:
     return isinstance(samples, list) and len(samples) == len(indices)
 
 
-def read_first_targets(reader: SampleReader | SourcesReader) -> Any:
+def read_first_targets(reader: BatchReader) -> Any:
     """Return the target of the first sample in use; of a mixture with batch sizes, label ->
     target.
 
     Raises:
         ConfigError, SampleError: see `read_first_target`.
     """
-    if isinstance(reader, SourcesReader):
-        return {label: read_first_target(source) for label, source in reader.readers.items()}
-    return read_first_target(reader)
+    return reader.join_targets([read_first_target(source) for source in reader.list_readers()])
 
 
 def read_first_target(reader: SampleReader) -> Any:

@@ -15,10 +15,10 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.progress.eta import EtaEstimator, TimedSteps, measure_spread
 from phasetrain.hooks.progress.phase_lines import COLUMNS, PhaseLines, Results, format_epoch
-from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.meters import Meter
 from phasetrain.meters.base import resolve_direction, split_metric
 from phasetrain.runs.direction import COUNTS
+from phasetrain.runtime.child_processes import resident_bytes
 from phasetrain.runtime.format import (
     format_bytes,
     format_duration,

@@ -8,18 +8,13 @@ from phasetrain.models.adapters.base import (
     list_adapted,
     list_base_parameters,
 )
-from phasetrain.models.adapters.lora import LoRA
-from phasetrain.models.adapters.merge import merge_adapters, remove_adapters
 
 __all__ = [
     "ADAPTERS",
     "Adapter",
-    "LoRA",
     "attach_adapters",
     "list_adapted",
     "list_base_parameters",
-    "merge_adapters",
-    "remove_adapters",
 ]
 
 

@@ -1,10 +1,8 @@
-"""Formats of weights from other programs: plain files, VISSL and ClassyVision, timm, Hugging
-Face."""
+"""Formats of weights from other programs: plain files, VISSL and ClassyVision; and which format a
+folder has."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -74,7 +72,7 @@ def read_torch(source: WeightSource, storage: Storage) -> SourceContent:
     if CLASSY in loaded and source.key is None:
         return SourceContent(_read_classy(source, loaded), "vissl", digest, source.path)
     return SourceContent(
-        flatten_tensors(_select_state_dict(source, loaded)), file_format, digest, source.path
+        flatten_tensors(select_state_dict(source, loaded)), file_format, digest, source.path
     )
 
 
@@ -87,7 +85,7 @@ def read_safetensors(source: WeightSource, storage: Storage) -> SourceContent:
             f"{source.where}.format = 'safetensors': this is a {file_format} file"
         )
     return SourceContent(
-        flatten_tensors(_select_state_dict(source, loaded)), file_format, digest, source.path
+        flatten_tensors(select_state_dict(source, loaded)), file_format, digest, source.path
     )
 
 
@@ -107,74 +105,11 @@ def read_vissl(source: WeightSource, storage: Storage) -> SourceContent:
     return SourceContent(_read_classy(source, loaded), "vissl", digest, source.path)
 
 
-@FORMATS.register("timm")
-def read_timm(source: WeightSource, storage: Storage) -> SourceContent:
-    """Return the weights in a timm checkpoint (`state_dict` or `state_dict_ema`), or in a folder of
-    its hub."""
-    if storage.list_names(source.path):
-        return read_huggingface(source, storage)
-    _, loaded, digest = read_file(source, storage, source.path)
-    return SourceContent(
-        flatten_tensors(_select_state_dict(source, loaded)), "timm", digest, source.path
-    )
-
-
-@FORMATS.register("huggingface")
-def read_huggingface(source: WeightSource, storage: Storage) -> SourceContent:
-    """Return the weights in a folder in the layout of Hugging Face's libraries, in one file or in
-    shards."""
-    if source.which != "model":
-        raise source.make_error("a folder of this kind has no averaged weights; set which=model")
-    names = storage.list_names(source.path)
-    if not names:
-        return read_torch(source, storage)
-    files = _find_weight_files(source, storage, names)
-    tensors = {}
-    digests = []
-    for file in files:
-        _, loaded, digest = read_file(source, storage, f"{source.path.rstrip('/')}/{file}")
-        tensors.update(flatten_tensors(_select_state_dict(source, loaded)))
-        digests.append(digest)
-    whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
-    return SourceContent(tensors, "huggingface", whole, source.path)
-
-
 def _holds_model(names: Sequence[str]) -> bool:
     return any(name in names or f"{name}.index.json" in names for name in WHOLE)
 
 
-def _find_weight_files(source: WeightSource, storage: Storage, names: Sequence[str]) -> list[str]:
-    """Return the files with the weights of a Hugging Face folder."""
-    for whole in WHOLE:
-        if whole in names:
-            return [whole]
-        if (index := f"{whole}.index.json") in names:
-            return _read_shard_index(source, storage, index, names)
-    raise source.make_error(
-        f"the folder has no {' or '.join(WHOLE)}; it contains {join_first(names, 10)}"
-    )
-
-
-def _read_shard_index(
-    source: WeightSource, storage: Storage, index: str, names: Sequence[str]
-) -> list[str]:
-    try:
-        content = json.loads(storage.read(f"{source.path.rstrip('/')}/{index}"))
-        # Sorted, so that the digest does not depend on the order in the index.
-        files = sorted(set(content["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise source.make_error(
-            f"{index} cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    # By the listing of the folder, so that each is a plain file name in it and no path out of it.
-    if absent := [file for file in files if file not in names]:
-        raise source.make_error(
-            f"{index} lists {join_first(map(repr, absent), 3)}, which the folder does not contain"
-        )
-    return files
-
-
-def _select_state_dict(source: WeightSource, loaded: Any) -> Any:
+def select_state_dict(source: WeightSource, loaded: Any) -> Any:
     """Return the part of a file with the requested weights."""
     if source.key is not None:
         return _lookup(source, loaded, source.key)

@@ -1,9 +1,10 @@
 """One optimizer update: schedules, backward passes, and the step unless it is not finite."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +17,33 @@ from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
 from phasetrain.optim.update.guard import NonFiniteGuard, OnSkip, choose_lag, ignore_skip
 from phasetrain.optim.update.nonfinite import STOP, GuardSettings, name_nonfinite
-from phasetrain.optim.update.sam import SamSettings, SharpnessAware
 from phasetrain.optim.update.state import UpdaterState
+
+
+class Ascent(Protocol):
+    """Moves the weights up before the second gradient pass of an update, and back after it; the
+    add-on optimizers has one."""
+
+    def begin(self) -> None:
+        """Begin an update."""
+        ...
+
+    def require_ascent(self) -> None:
+        """Reject a task that has not made the second pass."""
+        ...
+
+    def climb(self, norm: Callable[[list[Tensor]], Tensor], *, reads: bool) -> bool:
+        """Move the weights along their gradients; return whether they moved."""
+        ...
+
+    def descend(self) -> None:
+        """Put weights and buffers back, bit for bit."""
+        ...
+
+
+MakeAscent = Callable[[Sequence[Tensor], Callable[[], Sequence[Tensor]]], Ascent]
+"""Takes the trained parameters, and a function that returns the tensors that a forward pass
+changes."""
 
 
 class Updater(UpdaterState):
@@ -31,7 +57,8 @@ class Updater(UpdaterState):
         gradients: how gradients are limited.
         guard: policy for losses and gradients that are not finite.
         strategy: how ranks share an update; default: a single process.
-        sam: take the gradient next to the weights, see `ascent`; None takes it at the weights.
+        sam: how to take the gradient next to the weights, see `ascent`; None takes it at the
+            weights.
 
     Attributes:
         gradients: gradients of the trained parameters; `gradients.norm` is the norm before
@@ -59,7 +86,7 @@ class Updater(UpdaterState):
         gradients: GradientSettings | None = None,
         guard: GuardSettings = STOP,
         strategy: Strategy | None = None,
-        sam: SamSettings | None = None,
+        sam: MakeAscent | None = None,
     ) -> None:
         self.strategy = strategy or Strategy(World())
         self.optimizer = optimizer
@@ -69,9 +96,9 @@ class Updater(UpdaterState):
         self.guard = NonFiniteGuard(guard)
         self.names = tuple(guard.names)
         self.lag = choose_lag(optimizer, scaler, guard, self.gradients.device)
-        self.sam: SharpnessAware | None = None
+        self.sam: Ascent | None = None
         if sam is not None:
-            self.sam = SharpnessAware(sam, self.gradients.parameters, guard.buffers)
+            self.sam = sam(self.gradients.parameters, guard.buffers)
         self.loss: Tensor | None = None
         self.skipped: bool | Tensor = False
         self.has_gradient = False

@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry
 from phasetrain.data import (
-    DATASETS,
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,
@@ -19,14 +18,13 @@ from phasetrain.data import (
     PhaseSampler,
     SampleReader,
     SampleSource,
-    SourcesReader,
     WindowedDataset,
 )
 from phasetrain.data.datasets import Fingerprinted, Samples
 from phasetrain.data.datasets.forward import ENDLESS, ForwardDataset
 from phasetrain.data.fingerprints import hash_dataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
-from phasetrain.data.loading.sources_reader import list_sample_readers
+from phasetrain.data.loading.reader import BatchReader
 from phasetrain.data.protocols import read_facts
 from phasetrain.data.samplers.excluded import ExcludedSamples, read_excluded
 from phasetrain.data.samplers.permutation import Indices
@@ -35,8 +33,7 @@ from phasetrain.data.samplers.phase_sampler import (
     pass_length,
     splits_batches,
 )
-from phasetrain.data.samplers.source import SampleView
-from phasetrain.data.transforms import Pipeline, TargetTransform
+from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.interleave import interleave
 from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInterval, Stage
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
@@ -52,17 +49,12 @@ from phasetrain.tasks.build.loading_builder import (
     build_source,
     check_callable,
     check_excludable,
-    check_sources,
     count_workers,
     find_field_kinds,
-    find_mixture,
+    find_source_builder,
 )
 from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.shape_errors import raise_unless_shape_error
-
-if TYPE_CHECKING:
-    from phasetrain.data.mixture import MixedDataset, SourceOrder
-    from phasetrain.tasks.input_transform import InputTransform
 
 PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 """Functions of a `phasetrain.engine.plan.Progress` that return whether to test at this point."""
@@ -94,7 +86,7 @@ class SplitData:
     """
 
     section: AttrDict
-    reader: SampleReader | SourcesReader
+    reader: BatchReader
     order: SampleOrder
     length: int
     facts: Mapping[str, Any]
@@ -330,20 +322,18 @@ def build_split(
     if dataset is None:
         dataset = open_dataset(context, name, section, facts)
     source = build_source(where, section, dataset)
-    reader: SampleReader | SourcesReader
-    order: SampleOrder
-    mixture = find_mixture(dataset)
-    if mixture is not None and mixture.batches is not None:
-        reader, order = build_sources(context, name, section, mixture)
-        pipeline = list_sample_readers(reader)[0].pipeline
+    build_sources = find_source_builder(dataset)
+    reader: BatchReader
+    if build_sources is not None:
+        reader, order = build_sources(context, name, section)
     else:
         reader = build_reader(context, where, section, source, context.seed)
         order = build_order(context, where, section, source)
-        pipeline = reader.pipeline
     if name == TRAIN and context.config.PHASES.overfit is not None:
         order = _overfit_order(context, order, section.batch_size, pass_length(order, len(dataset)))
     dataset_facts = _facts(dataset, where, source.chosen)
     if "input_shape" in dataset_facts:
+        pipeline = reader.list_readers()[0].pipeline
         shape = _shape_after(pipeline, dataset_facts.pop("input_shape"), f"{where}.transforms")
         if shape is not None:
             dataset_facts["input_shape"] = shape
@@ -392,7 +382,7 @@ def build_reader(
 ) -> SampleReader:
     """Return the reader of a split, or of a source of it."""
     kinds = find_field_kinds(where, section, source.dataset)
-    transforms = _build_transforms(context, where, section)
+    transforms = build_transforms(context, where, section)
     pipeline = Pipeline(transforms)
     if kinds:
         from phasetrain.data.transforms import FieldPipeline
@@ -414,36 +404,12 @@ def build_reader(
     )
 
 
-def build_sources(
-    context: BuildContext, name: str, section: AttrDict, dataset: "MixedDataset"
-) -> "tuple[SourcesReader, SourceOrder]":
-    """Return reader and order of a mixture with a number of samples of each source per batch.
+def build_transforms(context: BuildContext, where: str, section: AttrDict) -> list[Any]:
+    """Return the transforms of a split.
 
     Raises:
-        ConfigError: keys of the section do not fit such a mixture, or ranks and micro-batches
-            cannot get equal parts of each source.
+        ConfigError: one cannot be built or called.
     """
-    where = f"DATA.{name.upper()}"
-    batches = dataset.batches
-    assert batches is not None, "the mixture has no batch sizes"
-    check_sources(where, section, batches, is_train=name == TRAIN)
-    readers = {}
-    for label, samples in dataset.sources.items():
-        # What a source leaves out is taken from the split.
-        own = AttrDict({**section.plain(), **batches.settings[label]})
-        source = SampleSource(samples)
-        if isinstance(samples, SampleView):
-            source = SampleSource(samples.dataset, samples.chosen)
-        # Sources may share a dataset, and equal positions must not draw equal numbers.
-        seed = seed_of(context.seed, "source", label)
-        readers[label] = build_reader(context, f"{where}.datasets.{label}", own, source, seed)
-    from phasetrain.data.mixture import SourceOrder
-
-    reader = SourcesReader(dataset, readers, batches.shares, section.on_bad_sample)
-    return reader, SourceOrder(dataset, batches)
-
-
-def _build_transforms(context: BuildContext, where: str, section: AttrDict) -> list[Any]:
     transforms = [
         context.named(TRANSFORMS, item, f"{where}.transforms[{i}]")
         for i, item in enumerate(section.transforms)
@@ -451,40 +417,6 @@ def _build_transforms(context: BuildContext, where: str, section: AttrDict) -> l
     for number, transform in enumerate(transforms):
         check_callable(f"{where}.transforms[{number}]", transform, "of an input")
     return transforms
-
-
-def build_input_transform(context: BuildContext, split: str) -> "InputTransform":
-    """Return the transforms of a split for inputs from outside of its dataset, which is not opened.
-
-    Args:
-        context: config and machine.
-        split: key of the split in DATA, such as `TEST`.
-    """
-    from phasetrain.data.transforms import OnFields
-    from phasetrain.tasks.input_transform import InputTransform, describe_transform
-
-    where = f"DATA.{split}"
-    section = context.config.DATA[split]
-    transforms = _build_transforms(context, where, section)
-    # The dataset is not opened, but its class may declare fields.
-    kinds = find_field_kinds(where, section, DATASETS.find(section.dataset, where))
-    inputs = build_selection(where, section, kinds).inputs
-    # Inference has no targets: a transform that makes them would change inputs for nothing.
-    kept = [
-        (
-            transform.as_input_transform() if isinstance(transform, OnFields) else transform,
-            describe_transform(item),
-        )
-        for transform, item in zip(transforms, section.transforms, strict=True)
-        if not isinstance(transform, TargetTransform)
-        and not (isinstance(transform, OnFields) and inputs not in transform.fields)
-    ]
-    return InputTransform(
-        where,
-        Pipeline([transform for transform, _ in kept]),
-        [text for _, text in kept],
-        build_collate(where, section.collate),
-    )
 
 
 def _overfit_order(
@@ -509,7 +441,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
     sampler: PhaseSampler | PerStageSampler = samplers[0]
     if len(samplers) > 1:
         sampler = PerStageSampler(samplers)
-    reader: SampleReader | SourcesReader | PerStageReader
+    reader: BatchReader | PerStageReader
     if len(readers) > 1:
         reader = PerStageReader([variant.reader for variant in readers])
     else:
@@ -530,7 +462,7 @@ def build_loader(context: BuildContext, split: SplitData, plan: Plan) -> PhaseLo
         device=context.machine.device if copies_ahead else None,
     )
     if split.loader is not None:
-        assert isinstance(split.reader, SampleReader), "sources have no custom loader"
+        assert isinstance(split.reader, SampleReader), "batches of sources have no custom loader"
         selection = split.reader.selection
         arguments = (split.reader, _build_sampler(context, split), plan, settings)
         return CustomLoader(split.loader, selection, context.seed, *arguments)

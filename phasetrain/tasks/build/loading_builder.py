@@ -1,10 +1,10 @@
 """Builds the sampler, the collate function and the custom loader of a split."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
 
@@ -15,7 +15,6 @@ from phasetrain.data import (
     LOADERS,
     SAMPLERS,
     Collate,
-    SampleReader,
     SampleSource,
     ShardedDataset,
     WindowedDataset,
@@ -23,7 +22,7 @@ from phasetrain.data import (
 from phasetrain.data.datasets.forward import ForwardDataset
 from phasetrain.data.loading.custom_loader import CustomLoaderSpec
 from phasetrain.data.loading.fields import FieldSelection
-from phasetrain.data.loading.sources_reader import SourcesReader
+from phasetrain.data.loading.reader import BatchReader
 from phasetrain.data.samplers.phase_sampler import ConsecutivePasses, SampleOrder, make_sequential
 from phasetrain.data.samplers.source import (
     Subset,
@@ -36,8 +35,8 @@ from phasetrain.errors import ConfigError
 from phasetrain.runtime.environment import count_usable_cores
 from phasetrain.tasks.build.sections import BuildContext, split_item
 
-if TYPE_CHECKING:
-    from phasetrain.data.mixture import MixedDataset, SourceBatches
+SourceBuilder = Callable[[BuildContext, str, AttrDict], tuple[BatchReader, SampleOrder]]
+"""Makes reader and order of a split from the context, the name of the split and its section."""
 
 MOST_WORKERS = 8
 """Maximum number of loader workers per rank with `auto`."""
@@ -104,54 +103,11 @@ def build_order(
     return SubsetOrder(order, source.chosen)
 
 
-def find_mixture(dataset: Any) -> "MixedDataset | None":
-    """Return the dataset if it is `mixed`; None for any other one."""
-    if getattr(dataset, "source_lengths", None) is None:
-        return None
-    from phasetrain.data.mixture import MixedDataset
-
-    return dataset if isinstance(dataset, MixedDataset) else None
-
-
-def check_sources(
-    where: str, section: AttrDict, batches: "SourceBatches", *, is_train: bool
-) -> None:
-    """Check the section of a mixture with a number of samples of each source per batch.
-
-    Raises:
-        ConfigError: the split is a test, a key does not fit, or a micro-batch cannot have its part
-            of each source.
-    """
-    batch_size_keys = f"{where}.datasets.*.batch_size"
-    misfits = {
-        f"{where}.sampler": section.sampler != "shuffled",
-        f"{where}.subset": not Subset(**section.subset).has_all,
-        f"{where}.loader": section.loader is not None,
-        f"{where}.batch_transforms": bool(section.get("batch_transforms")),
-        f"{where}.on_bad_sample = 'drop'": section.on_bad_sample == "drop",
-    }
-    if not is_train:
-        raise ConfigError(
-            f"{batch_size_keys}: a test reads each sample once, so its sources have no batch "
-            "sizes; leave them out, or make each dataset a split",
-            code="config.conflict",
-        )
-    for key, is_set in misfits.items():
-        if is_set:
-            raise ConfigError(
-                f"{key}: with {batch_size_keys} each batch has a fixed number of shuffled samples "
-                "of each source; leave it out (a source may have a `subset`)",
-                code="config.conflict",
-            )
-    micro = section.micro_batch_size or section.batch_size
-    if section.batch_size != batches.batch_size or micro % sum(batches.shares):
-        sizes = ", ".join(f"{label} {size}" for label, size in batches.sizes.items())
-        raise ConfigError(
-            f"{where}.micro_batch_size = {micro}: each micro-batch of each rank needs its part of "
-            f"each source ({sizes}); expected a multiple of {sum(batches.shares)}; use batch sizes "
-            "that are divisible by world size x OPTIMIZER.accumulate",
-            code="config.indivisible",
-        )
+def find_source_builder(dataset: Any) -> SourceBuilder | None:
+    """Return what makes reader and order of a dataset that composes batches itself, as one with a
+    number of samples of each source per batch; None for any other one."""
+    builder: SourceBuilder | None = getattr(dataset, "build_sources", None)
+    return builder
 
 
 def check_excludable(where: str, section: AttrDict, dataset: Any) -> None:
@@ -162,12 +118,11 @@ def check_excludable(where: str, section: AttrDict, dataset: Any) -> None:
             each source, or unreadable samples are replaced by others.
     """
     misfit = ""
-    mixture = find_mixture(dataset)
     if isinstance(dataset, ForwardDataset):
         misfit = "a dataset that is read forward has no ids of samples; filter them out in it"
     elif section.loader is not None:
         misfit = f"{where}.loader makes whole batches; leave the samples out there"
-    elif mixture is not None and mixture.batches is not None:
+    elif find_source_builder(dataset) is not None:
         misfit = (
             f"with {where}.datasets.*.batch_size each batch has a fixed number of samples of each "
             "source; leave the batch sizes out"
@@ -241,12 +196,6 @@ def find_field_kinds(where: str, section: AttrDict, dataset: Any) -> FieldKinds 
     field_kinds = section.fields
     if field_kinds is None:
         field_kinds = getattr(dataset, "field_kinds", None)
-    mixture = find_mixture(dataset)
-    if field_kinds is None and mixture is not None:
-        # Only if all agree: transforms see the samples of all sources.
-        declared = [getattr(source, "field_kinds", None) for source in mixture.sources.values()]
-        if all(kinds == declared[0] for kinds in declared):
-            field_kinds = declared[0]
     if not field_kinds:
         return None
     return parse_field_kinds(field_kinds, f"{where}.fields")
@@ -322,7 +271,7 @@ def _make_collate(where: str, item: str | Mapping[str, Any]) -> Collate:
     return factory
 
 
-def count_workers(asked: int | str, reader: SampleReader | SourcesReader) -> int:
+def count_workers(asked: int | str, reader: BatchReader) -> int:
     """Return the number of loader workers of this rank.
 
     Args:

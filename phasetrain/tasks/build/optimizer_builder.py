@@ -9,6 +9,7 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from phasetrain.config.addons import require_service
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import parameters
 from phasetrain.config.sections.keys import read_section
@@ -24,7 +25,6 @@ from phasetrain.optim.schedules.param_schedules import (
 )
 from phasetrain.optim.schedules.schedules import check_schedule
 from phasetrain.optim.update.gradients import GradientSettings
-from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.sparse import find_sparse_weights
 from phasetrain.tasks.base import TASKS, Task, makes_several_passes
 from phasetrain.tasks.build.optimizer_factory import (
@@ -197,7 +197,8 @@ def _build_updater(
     optimizer = strategy.make_optimizer(make, [group.to_param_group() for group in groups])
     sam = None
     if section.sam is not None:
-        sam = read_section(SamSettings, section.sam)
+        settings_class = require_service("SamSettings", "optimizers", "OPTIMIZER.sam")
+        sam = read_section(settings_class, section.sam)
     return Updater(
         optimizer,
         scaler=scaler,

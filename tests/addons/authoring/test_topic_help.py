@@ -66,7 +66,12 @@ def test_each_part_of_a_section_is_listed_once_without_facts() -> None:
         ("grad_norm", "grad_norm: here HOOKS.gradient_norm", "  gradient_norm("),
         ("gradient clipping", "in the docs", "  Clip gradients: docs/cookbook/training.md"),
         ("unfreeze", "in the docs", "  Fine-tune a new head, then everything: docs/cookbook"),
-        ("lora", "adapter for MODEL.adapters.name", "  lora(rank=8, alpha=16.0, "),
+        pytest.param(
+            "lora",
+            "adapter for MODEL.adapters.name",
+            "  lora(rank=8, alpha=16.0, ",
+            marks=pytest.mark.addon("adapters"),
+        ),
     ],
 )
 def test_key_or_part(topic: str, first: str, second: str) -> None:

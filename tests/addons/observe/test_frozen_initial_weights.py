@@ -19,8 +19,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "warnings"),
     [
-        (["MODEL.adapters={match: 'features.*', train: [head]}"], 0),
-        (["MODEL.adapters={match: 'features.*'}"], 1),
+        pytest.param(
+            ["MODEL.adapters={match: 'features.*', train: [head]}"],
+            0,
+            marks=pytest.mark.addon("adapters"),
+        ),
+        pytest.param(
+            ["MODEL.adapters={match: 'features.*'}"], 1, marks=pytest.mark.addon("adapters")
+        ),
         (["MODEL.freeze=['features.*']"], 0),
         (["MODEL.freeze=['head.*']"], 1),
         (["MODEL.freeze_updates=[{match: 'head.*', for: 1}]", "PHASES.limit.train=2"], 0),

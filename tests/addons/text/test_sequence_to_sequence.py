@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from raising import raises
 
@@ -14,7 +15,6 @@ from phasetrain.data.loading.collate import make_pad
 from phasetrain.data.transforms import Pipeline
 from phasetrain.engine.batch import Batch, SequenceOutput
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.testing.build import build_run
 
 WORDS = (
@@ -106,6 +106,13 @@ def test_prediction_is_decoded() -> None:
     assert found.shape[1] <= 4
 
 
+def make_transform(collate: Any) -> Any:
+    from phasetrain.addons.deploy.input_transform import InputTransform
+
+    return InputTransform("DATA.TEST", Pipeline(), collate=collate)
+
+
+@pytest.mark.addon("deploy")
 def test_sources_of_any_length_are_predicted_as_a_list() -> None:
     task, _ = build("TASK.max_length=4")
     sources = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]
@@ -114,7 +121,7 @@ def test_sources_of_any_length_are_predicted_as_a_list() -> None:
     assert task.predict(sources).equal(expected)
     assert task.predict([[1, 2, 3], [4, 5]], transform=False).equal(expected)
     assert task.predict(masked["input"]).shape[0] == 2
-    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad())
+    task.transform = make_transform(make_pad())
     assert task.predict(sources, transform=True).equal(expected)
     assert task.predict(sources[0][None]).equal(expected[:1])
     for wrong in (masked["input"], {"input": masked["input"]}, sources[0], [torch.ones(2)], [3]):
@@ -122,9 +129,10 @@ def test_sources_of_any_length_are_predicted_as_a_list() -> None:
             task.predict(wrong)
 
 
+@pytest.mark.addon("deploy")
 def test_sources_reach_the_model_as_in_tests() -> None:
     task, _ = build("TASK.max_length=2")
-    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad(mask=None))
+    task.transform = make_transform(make_pad(mask=None))
     seen: list[torch.Tensor] = []
     tokens = torch.tensor([[1, 2, 3], [3, 2, 1]])
     start = task.model.start
@@ -134,7 +142,7 @@ def test_sources_reach_the_model_as_in_tests() -> None:
         assert task.predict(given).shape[0] == 2
     assert task.predict(list(images), transform=True).shape[0] == 2
     assert all(map(torch.equal, seen, (images, images, tokens, images)))
-    task.transform = InputTransform("DATA.TEST", Pipeline(), collate=make_pad())
+    task.transform = make_transform(make_pad())
     with raises(ConfigError, code="predict.wrong_input"):
         task.predict(images)
 

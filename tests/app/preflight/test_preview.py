@@ -162,6 +162,7 @@ def test_planned_size_of_a_checkpoint_is_within_30_percent(tmp_path: Path, name:
     assert 0.7 < guessed["checkpoints"]["bytes_each"] / size < 1.1
 
 
+@pytest.mark.addon("observe")
 def test_plan_is_printed(tmp_path: Path) -> None:
     _, text = planned(
         tmp_path, "PHASES.epochs=1", "RUN.rehearse=false", "CHECKPOINT.every_updates=9"
@@ -198,6 +199,7 @@ def test_a_long_plan_is_shortened(tmp_path: Path) -> None:
     assert table[-1].split()[:3] == ["99", "test", "50"]
 
 
+@pytest.mark.addon("observe")
 @pytest.mark.feature(
     "11", "limits; plan; rehearsal", "`PHASES.limit`, `phasetrain plan`, `RUN.rehearse`"
 )

@@ -169,7 +169,7 @@ def test_step_that_does_not_call_forward_need_not_have_one_for_train_batches(
 @pytest.mark.parametrize(
     "words",
     [
-        ("OPTIMIZER.sam={rho: 0.05}",),
+        pytest.param(("OPTIMIZER.sam={rho: 0.05}",), marks=pytest.mark.addon("optimizers")),
         ("MACHINE.precision=bf16", "OPTIMIZER.accumulate=2"),
         ("MODEL.freeze_updates=[{match: head, for: 3}]", "PHASES.test_first=true"),
         ("OPTIMIZER.others={head: {name: adamw, lr: 0.001, match: 'head*'}}",),

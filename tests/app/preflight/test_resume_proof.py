@@ -225,6 +225,8 @@ class Collate:
 REHEARSED = "RUN.rehearse=auto"
 SHORT = "PHASES.epochs=2"
 SCALING = (f"TASK.name={HERE}.Scaling",)
+NAMED = pytest.mark.addon("observe")
+"""This add-on names the attribute that a resume loses."""
 DESCENT = f"OPTIMIZER={{name: {HERE}.Descent, lr: 0.1}}"
 
 
@@ -242,16 +244,34 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "key", "names"),
     [
-        ([*MODEL, f"MODEL.name={HERE}.Counting"], "MODEL", "`calls` of MODEL"),
-        ([*MODEL, f"MODEL.name={HERE}.OwnGenerator"], "MODEL", "`generator` of MODEL"),
+        pytest.param(
+            [*MODEL, f"MODEL.name={HERE}.Counting"], "MODEL", "`calls` of MODEL", marks=NAMED
+        ),
+        pytest.param(
+            [*MODEL, f"MODEL.name={HERE}.OwnGenerator"],
+            "MODEL",
+            "`generator` of MODEL",
+            marks=NAMED,
+        ),
         ([*MODEL, f"MODEL.name={HERE}.LateBuffer"], "MODEL", "mean"),
-        ([f"LOSS={{name: {HERE}.OwnLoss}}"], "LOSS", "`rng` of LOSS"),
+        pytest.param([f"LOSS={{name: {HERE}.OwnLoss}}"], "LOSS", "`rng` of LOSS", marks=NAMED),
         ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
-        ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
-        ([f"TASK.name={HERE}.Carrying"], "TASK", "what `stateful()` does not return"),
-        ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
-        ([*SCALING, f"LOSS={{name: {HERE}.Scaled}}"], "LOSS", "`scale` of LOSS"),
-        ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),
+        pytest.param(
+            [f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK", marks=NAMED
+        ),
+        pytest.param(
+            [f"TASK.name={HERE}.Carrying"], "TASK", "what `stateful()` does not return", marks=NAMED
+        ),
+        pytest.param(
+            [f"METERS.mine={{name: {HERE}.ListMeter}}"],
+            "METERS.mine",
+            "`losses` of METERS.mine",
+            marks=NAMED,
+        ),
+        pytest.param(
+            [*SCALING, f"LOSS={{name: {HERE}.Scaled}}"], "LOSS", "`scale` of LOSS", marks=NAMED
+        ),
+        pytest.param([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER", marks=NAMED),
         ([f"DATA.TRAIN.collate={{name: {HERE}.Collate}}"], "DATA.TRAIN", "collate"),
     ],
 )
@@ -266,7 +286,7 @@ def test_part_with_hidden_state_is_rejected_before_the_first_step(
 
 @pytest.mark.parametrize(
     ("model", "key"),
-    [("Clock", "MACHINE.deterministic"), ("OwnGenerator", "MODEL")],
+    [("Clock", "MACHINE.deterministic"), pytest.param("OwnGenerator", "MODEL", marks=NAMED)],
     ids=["nothing is lost", "an attribute is lost"],
 )
 def test_kernels_are_blamed_only_if_no_attribute_is_lost(
@@ -278,6 +298,7 @@ def test_kernels_are_blamed_only_if_no_attribute_is_lost(
         train(tmp_path / "run", SHORT, REHEARSED, *words)
 
 
+@NAMED
 @pytest.mark.feature("resume.proof")
 def test_inexact_part_is_accepted_and_recorded_on_request(tmp_path: Path) -> None:
     words = (*MODEL, f"MODEL.name={HERE}.Counting", REHEARSED, "RUN.exact=false")
@@ -298,6 +319,7 @@ def test_split_that_need_not_be_exact_is_left_out(tmp_path: Path) -> None:
     assert train(tmp_path, SHORT, REHEARSED, *words).updates == 10
 
 
+@NAMED
 @pytest.mark.feature("resume.proof")
 def test_attribute_that_has_changed_nothing_yet_is_rejected(tmp_path: Path) -> None:
     words = (SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.Rarely")

@@ -210,6 +210,7 @@ def test_reproducing_gives_the_same_weights(folder: Path, tmp_path: Path) -> Non
 SPACED = "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"
 
 
+@pytest.mark.addon("experiments")
 class TestReproduceFromAClone:
     """The script, with a Python that only says where and with what it was called."""
 

@@ -163,6 +163,7 @@ def test_header_names_the_dataset_of_each_split(
     assert read_header(tmp_path, *words)["data"] == data
 
 
+@pytest.mark.addon("sampling")
 def test_header_tells_how_many_samples_an_epoch_leaves_out(tmp_path: Path) -> None:
     words = ("PHASES.limit.train=null", "DATA.TEST=null", f"DATA.TRAIN={SYNTHETIC}")
     data = read_header(tmp_path / "a", *words, "DATA.TRAIN.batch_size=20")["data"]
@@ -176,6 +177,7 @@ def test_header_tells_how_many_samples_an_epoch_leaves_out(tmp_path: Path) -> No
     assert "left out" not in read_header(tmp_path / "b", *words)["data"]
 
 
+@pytest.mark.addon("sampling")
 @pytest.mark.parametrize(
     ("words", "data"),
     [

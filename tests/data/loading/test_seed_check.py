@@ -22,7 +22,6 @@ from phasetrain.data.loading.seed_check import (
     read_first_shape,
     read_first_target,
 )
-from phasetrain.data.mixture import MixedDataset
 from phasetrain.data.transforms import TRANSFORMS, FieldPipeline, parse_field_kinds
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.errors import ConfigError, did_you_mean
@@ -329,19 +328,15 @@ class TestNames:
         with raises(SampleError, code="data.unreadable_sample"):
             read_first_target(reader.with_pipeline(FieldPipeline([], declared, "DATA.VALID")))
 
-    def test_missing_key_of_samples_is_named_also_within_a_mixture(self) -> None:
+    def test_missing_key_of_samples_is_named(self) -> None:
         class Misspelt(Samples):
             def __getitem__(self, index: int) -> Any:
                 near = did_you_mean("taget", ["input", "target"])
                 raise MissingValueError(f"target_key = 'taget': there is no 'taget'{near}")
 
-        for samples, key in (
-            (Misspelt(), "target_key"),
-            (MixedDataset({"b": Misspelt()}), "datasets.b.target_key"),
-        ):
-            expected = {"code": "config.missing_field", "key": f"DATA.VALID.{key}"}
-            with raises(ConfigError, given="'taget'", suggestion="target", **expected):
-                read_first_target(self.reader(samples, "drop", inputs=None, targets=None))
+        expected = {"code": "config.missing_field", "key": "DATA.VALID.target_key"}
+        with raises(ConfigError, given="'taget'", suggestion="target", **expected):
+            read_first_target(self.reader(Misspelt(), "drop", inputs=None, targets=None))
 
 
 class Sized(Samples):

@@ -5,7 +5,9 @@ import time
 import numpy as np
 import pytest
 
+from phasetrain.data.samplers.epoch_stream import EpochStream
 from phasetrain.data.samplers.locate import EpochOrder, find_positions
+from phasetrain.data.samplers.named import DrawOrder, Draws
 from phasetrain.data.samplers.overfit import OverfitOrder
 from phasetrain.data.samplers.permutation import Indices, Permutation
 from phasetrain.data.samplers.phase_sampler import SAMPLERS, SampleOrder
@@ -14,11 +16,17 @@ from phasetrain.data.samplers.source import SubsetOrder
 LENGTH = 137
 IDS = np.array([0, 5, 77, 136])
 CHOSEN = np.arange(0, 2 * LENGTH, 2)
+
+
+def draw_shuffled(length: int, seed: int) -> Draws:
+    stream = EpochStream(length, seed)
+    return lambda begin, end: stream[begin:end]
+
+
 ORDERS: dict[str, SampleOrder] = {
     "shuffled": SAMPLERS["shuffled"](),
     "sequential": SAMPLERS["sequential"](),
-    "infinite": SAMPLERS["infinite"](samples=400),
-    "repeated": SAMPLERS["repeated"](),
+    "drawn": DrawOrder(draw_shuffled, samples=400),
     "overfit": OverfitOrder(SAMPLERS["shuffled"](), 24, 3),
 }
 

@@ -48,6 +48,7 @@ def test_more_batches_than_an_epoch_has_are_rejected() -> None:
         build_run(["PHASES.overfit=100"])
 
 
+@pytest.mark.addon("sampling")
 def test_windows_cannot_be_overfitted(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"input": [1.0], "target": 0}\n')
     data = f"{{dataset: windows, pattern: {tmp_path}/*.jsonl, parameter: files, of: {{dataset: reading_parts.JsonLines}}, batch_size: 1}}"

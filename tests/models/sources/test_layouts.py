@@ -124,6 +124,7 @@ def test_missing_key_or_average_is_rejected(tmp_path: Path) -> None:
     assert "state_dict_ema" in reject(tmp_path / "a.pt", which="ema")
 
 
+@pytest.mark.addon("libraries")
 def test_timm_checkpoint_is_read(tmp_path: Path) -> None:
     torch.save(
         {"arch": "resnet18", "state_dict": {"a": ONE}, "state_dict_ema": {"a": TWO}},
@@ -138,6 +139,7 @@ def test_timm_checkpoint_is_read(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.addon("libraries")
 def test_hugging_face_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     save_file({"a": ONE}, tmp_path / "model.safetensors")
@@ -145,6 +147,7 @@ def test_hugging_face_folder_is_read(tmp_path: Path) -> None:
     assert str(tmp_path) in reject(tmp_path, which="ema")
 
 
+@pytest.mark.addon("libraries")
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 def test_sharded_hugging_face_folder_is_read(tmp_path: Path, kind: str) -> None:
     stem = "model" if kind == "safetensors" else "pytorch_model"
@@ -158,6 +161,7 @@ def test_sharded_hugging_face_folder_is_read(tmp_path: Path, kind: str) -> None:
     assert f"'{files[1]}'" in reject(tmp_path)
 
 
+@pytest.mark.addon("libraries")
 def test_index_cannot_point_outside_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     save_file({"a": ONE}, tmp_path / "a.safetensors")

@@ -35,7 +35,12 @@ def build(*words: str) -> BuiltRun:
         (["PHASES.epochs=2", "DATA.TRAIN.dataset=reading_parts.Unsized"], "data.no_length", "DATA.TRAIN.dataset"),
         ([UPDATES, "DATA.TEST.dataset=reading_parts.EndlessNumbers"], "data.no_length", "DATA.TEST.dataset"),
         ([UPDATES, "DATA.TEST.dataset=reading_parts.Unsized"], "data.no_length", "DATA.TEST.dataset"),
-        ([UPDATES, "DATA.TRAIN.sampler=infinite"], "config.conflict", "DATA.TRAIN.sampler"),
+        pytest.param(
+            [UPDATES, "DATA.TRAIN.sampler=infinite"],
+            "config.conflict",
+            "DATA.TRAIN.sampler",
+            marks=pytest.mark.addon("sampling"),
+        ),
         ([UPDATES, "DATA.TRAIN.subset.samples=9"], "config.conflict", "DATA.TRAIN.subset"),
         ([UPDATES, "DATA.TRAIN.on_bad_sample=drop"], "config.conflict", "DATA.TRAIN.on_bad_sample"),
         ([UPDATES, "DATA.TRAIN.workers=2"], "config.conflict", "DATA.TRAIN.workers"),

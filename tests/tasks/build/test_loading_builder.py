@@ -15,6 +15,7 @@ from phasetrain.testing.build import BuiltRun, build_run
 LENGTH = ("PHASES.epochs=1",)
 NAMED = "DATA.TRAIN={dataset: reading_parts.Named, inputs: image, targets: label}"
 MODEL = ("MODEL={name: mlp, classes: 10, input_shape: [1, 8, 8]}",)
+SAMPLING = pytest.mark.addon("sampling")
 MIXED = (
     "DATA.TRAIN={dataset: mixed, datasets: {a: {dataset: digits}, b: {dataset: digits, split: test}}}",
     "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1, b: 3}}",
@@ -66,6 +67,7 @@ class TestSubset:
         assert (len(ids["train"]), len(ids["valid"])) == (1200, 242)
         assert not ids["train"] & ids["valid"]
 
+    @SAMPLING
     def test_every_sampler_draws_from_the_subset(self) -> None:
         words = ["DATA.TRAIN.subset={samples: 40}", "DATA.TRAIN.batch_size=40"]
         chosen = set(first_batch(*words).ids.tolist())
@@ -92,13 +94,14 @@ class TestSubset:
                 ["DATA.TRAIN.subset=3"],
                 "DATA.TRAIN.subset = 3 (command line):",
             ),
-            (
+            pytest.param(
                 [
                     MIXED[0],
                     "DATA.TRAIN.subset.samples=9",
                     "DATA.TRAIN.sampler={name: proportional, proportions: {a: 1}}",
                 ],
                 "DATA.TRAIN.sampler (sampler 'proportional'): the sampler needs a dataset with several sources",
+                marks=SAMPLING,
             ),
         ],
     )
@@ -107,11 +110,13 @@ class TestSubset:
 
 
 class TestOrder:
+    @SAMPLING
     def test_length_of_the_sampler_is_that_of_the_epoch(self) -> None:
         found = made("DATA.TRAIN.sampler={name: repeated, times: 2}", "DATA.TRAIN.batch_size=100")
         train = next(phase for phase in found.plan.phases if phase.is_train)
         assert (train.end, train.steps) == (2800, 28)
 
+    @SAMPLING
     def test_endless_sampler_fits_a_run_of_updates(self) -> None:
         words = [
             "DATA.TRAIN.sampler=infinite",
@@ -151,17 +156,20 @@ class TestOrder:
                 ["DATA.TRAIN.sampler=torch.utils.data.DistributedSampler"],
                 "DATA.TRAIN.sampler = 'torch.utils.data.DistributedSampler':",
             ),
-            (
+            pytest.param(
                 ["DATA.TRAIN.sampler=weighted"],
                 "DATA.TRAIN.sampler (sampler 'weighted'):",
+                marks=SAMPLING,
             ),
-            (
+            pytest.param(
                 ["DATA.TRAIN.sampler={name: power_law, source: 3}"],
                 "DATA.TRAIN.sampler.source = 3 (command line):",
+                marks=SAMPLING,
             ),
-            (
+            pytest.param(
                 [MIXED[0], "DATA.TRAIN.sampler={name: proportional, proportions: {c: 1}}"],
                 "DATA.TRAIN.sampler (sampler 'proportional'): proportions.c:",
+                marks=SAMPLING,
             ),
             (
                 ["DATA.TRAIN.sampler=builtins.int"],
@@ -244,10 +252,12 @@ EXACT = {
 }
 
 
-NAMES = [
-    pytest.param(name, marks=[pytest.mark.addon("vision")] if name == "stratified" else [])
-    for name in EXACT
-]
+ADDONS = {
+    **dict.fromkeys(("proportional", "repeated", "weighted"), SAMPLING),
+    "stratified": pytest.mark.addon("vision"),
+}
+
+NAMES = [pytest.param(name, marks=[ADDONS[name]] if name in ADDONS else []) for name in EXACT]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -255,7 +265,9 @@ def test_updates_get_the_same_samples_with_any_world_size(name: str) -> None:
     assert_world_size_invariant([*EXACT[name], "DATA.TRAIN.batch_size=24"], sizes=(1, 3))
 
 
-@pytest.mark.parametrize("name", ["split", pytest.param("proportional", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["split", pytest.param("proportional", marks=[SAMPLING, pytest.mark.slow])]
+)
 def test_killed_run_resumes_bit_identically(name: str) -> None:
     assert_exact_resume([*EXACT[name], "DATA.TRAIN.batch_size=24"], steps=[2, 5], workers=None)
 

@@ -13,10 +13,13 @@ from torch.nn.functional import normalize
 from phasetrain.addons.deploy.extract.feature_files import read_columns
 from phasetrain.addons.deploy.extract.linear_probe import check_origins
 from phasetrain.addons.deploy.options import ClusterSettings
+from phasetrain.config.addons import require_service
 from phasetrain.errors import ConfigError
-from phasetrain.losses.clustering import assign_rows, find_clusters
 from phasetrain.runtime.machine import resolve_device, seed_of
 from phasetrain.runtime.storage import open_storage
+
+CLUSTER = "phasetrain cluster"
+"""The command, for messages."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ def cluster_features(folders: Sequence[str], settings: ClusterSettings, out: str
         raise ConfigError(
             f"{', '.join(folders)}: the folders need different names; rename one of them"
         )
+    assign_rows = require_service("assign_rows", "vision", CLUSTER)
     storage = open_storage(out)
     storage.make_folder(out)
     centroids = _find_centroids(_read_rows(folders[0], settings)[1], settings)
@@ -90,14 +94,16 @@ def _read_rows(folder: str, settings: ClusterSettings) -> tuple[Tensor, Tensor]:
 
 
 def _find_centroids(rows: Tensor, settings: ClusterSettings) -> Tensor:
+    find_clusters = require_service("find_clusters", "vision", CLUSTER)
     seed = seed_of(settings.seed, "clusters")
     if settings.samples is not None:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
         rows = rows[order[: settings.samples].to(rows.device)]
     try:
-        return find_clusters(rows, settings.clusters, settings.iterations, seed)
+        centroids: Tensor = find_clusters(rows, settings.clusters, settings.iterations, seed)
     except ValueError as error:
         raise ConfigError(f"clusters = {error}", code="cluster.too_few_samples") from error
+    return centroids
 
 
 def _encode(value: Tensor) -> bytes:

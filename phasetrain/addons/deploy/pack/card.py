@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phasetrain import __version__
-from phasetrain.app.json_values import to_json_value
+from phasetrain.addons.deploy.input_transform import describe_transform
 from phasetrain.config.addons import require_service
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import ConfigError
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, format_metric
-from phasetrain.tasks.input_transform import describe_transform
 
 LONGEST_LIST = 20
 """Maximum number of class names on the page."""

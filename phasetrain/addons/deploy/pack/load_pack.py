@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from phasetrain.addons.deploy.input_transform import build_input_transform
 from phasetrain.addons.deploy.pack.archive import (
     CARD,
     CONFIG,
@@ -50,7 +51,6 @@ from phasetrain.models.prepare import copy_expanded_buffers
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import TASKS
 from phasetrain.tasks.build.builder import build_model
-from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.tasks.build.sections import BuildContext, parameters_of
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.parts import Parts

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from phasetrain import __version__
+from phasetrain.addons.deploy.complete_weights import complete_weights, takes_several_inputs
 from phasetrain.addons.deploy.export import remove_partial
+from phasetrain.addons.deploy.merge_adapters import merge_adapters, remove_adapters
 from phasetrain.addons.deploy.options import PackOptions
 from phasetrain.addons.deploy.pack.archive import (
     CARD,
@@ -31,8 +33,7 @@ from phasetrain.addons.deploy.pack.user_code import find_needed_code
 from phasetrain.addons.deploy.predict.predict import FilePredictor, make_file_predictor
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader
 from phasetrain.addons.deploy.stage import read_splits, select_stage
-from phasetrain.addons.deploy.task_forward import warn_of_task_forward
-from phasetrain.app.complete_weights import complete_weights, takes_several_inputs
+from phasetrain.addons.deploy.task_forward import predicts_by_itself, warn_of_task_forward
 from phasetrain.app.load import (
     choose_weights,
     find_test_split,
@@ -54,7 +55,6 @@ from phasetrain.data import DATASETS, SampleReader
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.observers import classify_hooks
-from phasetrain.models.adapters import merge_adapters, remove_adapters
 from phasetrain.models.sources.files import without_tied
 from phasetrain.runs.paths import make_parent
 from phasetrain.runtime.storage import open_storage
@@ -193,7 +193,7 @@ def _make_archive(
     tokenizer = _read_tokenizer(predictor.reader)
     if tokenizer:
         form = replace(form, class_names=())  # of tens of thousands of tokens
-    has_task = task.predicts_by_itself()
+    has_task = predicts_by_itself(task)
     needed = {"MODEL": config["MODEL"], "DATA": {split: _select_parts(section)}}
     if has_task:
         needed["TASK"] = config["TASK"]

@@ -14,15 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from phasetrain.addons.deploy.input_transform import InputTransform
 from phasetrain.addons.deploy.options import PredictOptions
 from phasetrain.addons.deploy.predict.raw_inputs import InputReader, OnUnreadable, RawInput
 from phasetrain.addons.deploy.stage import select_facts
 from phasetrain.addons.deploy.task_forward import (
     describe_task_call,
     find_task_forward,
+    predicts_by_itself,
     warn_of_task_forward,
 )
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.load import (
     choose_weights,
     find_test_split,
@@ -32,7 +33,7 @@ from phasetrain.app.load import (
 )
 from phasetrain.app.select_checkpoint import find_stage
 from phasetrain.app.stored.stored_config import read_loaded_config
-from phasetrain.config.nested import to_plain
+from phasetrain.config.nested import to_json_value, to_plain
 from phasetrain.data.datasets.images import import_pillow
 from phasetrain.data.loading.collate import UnequalShapesError
 from phasetrain.data.transforms import Pipeline
@@ -45,7 +46,6 @@ from phasetrain.runtime.format import format_count
 from phasetrain.runtime.storage import open_storage
 from phasetrain.tasks import Task
 from phasetrain.tasks.inference import Predictor
-from phasetrain.tasks.input_transform import InputTransform
 from phasetrain.tasks.shape_errors import describe_shapes
 
 log = logging.getLogger(__name__)
@@ -297,7 +297,7 @@ class FilePredictor:
                     "samples of the dataset",
                     code="predict.wrong_dtype",
                 ) from error
-            if error.code != "config.misfit" or self.predictor.predicts_by_itself():
+            if error.code != "config.misfit" or predicts_by_itself(self.predictor):
                 raise
             advice = describe_task_call(type(self.predictor))
             raise ConfigError(f"{error}{advice}", code="config.misfit") from error

@@ -187,7 +187,27 @@ class InputReader:
                 ) from error
         return kept
 
-    def read_picture(self, picture: Any) -> Tensor:
+    def read_named(self, inputs: Any, *, are_texts_paths: bool) -> list[Any]:
+        """Return the samples of paths or of images of Pillow; empty for inputs that are samples.
+
+        Args:
+            inputs: a path, an image or a list of them; or anything else.
+            are_texts_paths: whether a text is a path; otherwise it is a sample.
+
+        Raises:
+            ConfigError: a file cannot be read, or the samples of the dataset are not images.
+        """
+        items = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+        # Who has an image has imported Pillow, which is optional.
+        module = sys.modules.get("PIL.Image")
+        if module is not None and items and all(isinstance(item, module.Image) for item in items):
+            return [self._read_picture(item) for item in items]
+        kinds: tuple[type, ...] = (str, Path) if are_texts_paths else (Path,)
+        if all(isinstance(item, kinds) for item in items):
+            return [raw_input.sample for raw_input in self.read([str(item) for item in items])]
+        return []
+
+    def _read_picture(self, picture: Any) -> Tensor:
         """Return an image of Pillow as a sample.
 
         Raises:

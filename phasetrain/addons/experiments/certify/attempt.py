@@ -4,18 +4,15 @@ where its order says so.
     python -m phasetrain.addons.experiments.certify.attempt ORDER.json
 """
 
-import ast
 import json
-import linecache
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -23,18 +20,18 @@ import torch
 from phasetrain.app.engines import run_engine
 from phasetrain.app.shorten import steps_before
 from phasetrain.app.train.training import Loop
+from phasetrain.config.addons import find_service
 from phasetrain.engine.batch import Batch, StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import RunState
 from phasetrain.errors import PhasetrainError
 from phasetrain.hooks import CheckpointHook, Hook, Run
-from phasetrain.hooks.state_watch import StateWatch, describe_place, list_uses
+from phasetrain.hooks.hidden_state import NOT_WATCHED
 from phasetrain.hooks.trace import TraceHook
-from phasetrain.proof.held import Held, is_changed
+from phasetrain.proof.held import Held
 from phasetrain.proof.positions import PhaseLabel, StepPosition
 from phasetrain.proof.trace import Digests, Trace
-from phasetrain.proof.uses import SKIPPED, Uses
 
 KillMoment = Literal["step", "saving", "saved"]
 
@@ -227,60 +224,38 @@ class HeldValues(Hook):
 
     def __init__(self, trace: TraceFile) -> None:
         self._trace = trace
-        self._watch = StateWatch(self._accept)
+        watch = find_service("watch_held_state")
+        self._watch = None if watch is None else watch(self._accept)
         self._first: Mapping[str, Held] = {}
         self._lost: list[str] = []
 
     def on_step_start(self, run: Run, phase: Phase) -> None:
         """Keep the values before the first step."""
-        self._watch.begin_phase(run, phase)
-        if self._watch.state is not None and not self._first:
-            self._first = self._watch.state.read()
+        if self._watch is not None:
+            self._watch.begin_phase(run, phase)
+            self._first = self._first or self._watch.state.read()
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Compare the values after the first steps."""
-        self._watch.end_step()
+        if self._watch is not None:
+            self._watch.end_step()
 
     def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
         """Compare the values with the start of the phase."""
-        self._watch.check(run)
+        if self._watch is not None:
+            self._watch.check(run)
 
     def on_end(self, run: Run) -> None:
         """Write the findings."""
-        state = self._watch.state
-        if state is None:
-            return
-        uses = state.uses.grown | state.uses.kept
-        unchanged = [
-            f"{describe_place(held)}, {describe_writers(held, state.modules)}"
-            for path, held in state.read().items()
-            if held.name
-            and state.may_matter(held, in_place=True)
-            and ((held.identity and not held.kind) or not uses.isdisjoint(list_uses(held)))
-            and not is_changed(self._first.get(path, held).key, held.key)
-            and not state.is_saved(held)
-        ]
-        self._trace.write({"lost": self._lost, "unchanged": unchanged})
+        if self._watch is None:
+            self._trace.write({"lost": [], "unchanged": [NOT_WATCHED]})
+        elif state := self._watch.state:
+            unchanged = state.list_unchanged(self._first)
+            self._trace.write({"lost": self._lost, "unchanged": unchanged})
 
     def _accept(self, lines: dict[str, list[str]], updates: int) -> bool:
         self._lost += lines
         return True
-
-
-def describe_writers(held: Held, modules: Iterable[ModuleType]) -> str:
-    """Return which functions of the parts may change a value, in words."""
-    uses = set(list_uses(held))
-    names: dict[str, None] = {}
-    for module in modules:
-        text = "".join(linecache.getlines(getattr(module, "__file__", None) or ""))
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef) and node.name not in SKIPPED:
-                own = Uses((), ())
-                own.visit(node)
-                names |= dict.fromkeys([node.name] if own.written & uses else [])
-    if names:
-        return f"which {', '.join(f'`{name}`' for name in names)} may change"
-    return "which no line of the parts assigns"
 
 
 class Timing(Hook):

@@ -14,10 +14,10 @@ from typing import Any
 from phasetrain import __version__
 from phasetrain.addons.experiments.certify.combination import Combination
 from phasetrain.addons.experiments.certify.timing import Cost
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.preview import list_changed_values
 from phasetrain.app.setup import Setup, world_size_of
 from phasetrain.app.train.resume import describe_environment, list_packages
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import ConfigError
 from phasetrain.runtime.environment import describe_host, describe_numerics, list_devices
 

@@ -26,11 +26,11 @@ from phasetrain.addons.experiments.operators.preflight import (
     trace_first_batch,
 )
 from phasetrain.addons.experiments.options import CertifyOptions
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import shorten_config
 from phasetrain.cli.output import Outcome
 from phasetrain.config.compose.override_text import quote_value
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
 from phasetrain.runtime.storage import Storage

@@ -11,7 +11,6 @@ import torch
 
 from phasetrain.app.setup import Setup
 from phasetrain.app.train.resume import list_packages
-from phasetrain.app.train.resume_fork import FORK
 from phasetrain.checkpoint.codec import assemble_state
 from phasetrain.checkpoint.commit import (
     Manifest,
@@ -22,6 +21,7 @@ from phasetrain.checkpoint.commit import (
     list_checkpoints,
     read_file,
 )
+from phasetrain.checkpoint.contents import FORK
 from phasetrain.checkpoint.reader import PROMISED, TREE, parse_json
 from phasetrain.engine.plan import START
 from phasetrain.engine.position import COMPLETED

@@ -44,14 +44,13 @@ from phasetrain.addons.experiments.golden.golden_file import (
 )
 from phasetrain.addons.experiments.judge.contenders import OWN_KEYS
 from phasetrain.addons.experiments.options import RecordOptions
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.preflight.preview import list_changed_values
 from phasetrain.app.setup import Setup, resolve_config, world_size_of
 from phasetrain.app.shorten import EPOCHS, shorten_config
 from phasetrain.app.train.source_code import hash_sources
 from phasetrain.cli.output import Outcome
 from phasetrain.config.compose.override_text import key_of, quote_value
-from phasetrain.config.nested import leaves
+from phasetrain.config.nested import leaves, to_json_value
 from phasetrain.config.problems import format_value
 from phasetrain.config.schema import default_schema
 from phasetrain.errors import ConfigError, PhasetrainError

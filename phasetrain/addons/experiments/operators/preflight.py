@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phasetrain.addons.experiments.operators.nondeterministic import Operation, find_operations
-from phasetrain.app.json_values import to_json_value
+from phasetrain.config.nested import to_json_value
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.errors import list_user_frames

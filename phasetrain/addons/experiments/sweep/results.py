@@ -16,8 +16,8 @@ from phasetrain.addons.experiments.sweep.jobs import JobRecord, read_job_records
 from phasetrain.addons.experiments.sweep.override_text import hash_overrides, split_words
 from phasetrain.addons.experiments.sweep.prune_record import PruneRecord, describe_spent
 from phasetrain.addons.experiments.sweep.sweep_run import SweepRun, list_metrics
-from phasetrain.app.json_values import to_json_value
 from phasetrain.app.list_runs import RunSummary, summarize_run
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import EXIT_CODES
 from phasetrain.runs.direction import Direction, Objective
 from phasetrain.runs.history import read_history

@@ -19,7 +19,7 @@ from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.errors import ConfigError
 from phasetrain.hooks.ledger_content import hash_bytes
 from phasetrain.tasks.build.data_builder import build_loader
-from phasetrain.tasks.build.loading_builder import find_mixture
+from phasetrain.tasks.build.loading_builder import find_source_builder
 
 COLUMNS = {
     "update": "number of the update, from 1",
@@ -91,7 +91,8 @@ class SampleOrder:
         context = past.setup.builder().context
         self._sampler: PassFinder = build_loader(context, split, self._plan).sampler
         self._excluded = split.excluded_ids
-        self._mixture = find_mixture(dataset)
+        self._lengths = getattr(dataset, "source_lengths", None)
+        self._draws_by_source = find_source_builder(dataset) is not None
         # The samples themselves are not read: the keys are a function of the draw alone.
         self._samples = SingleSamples(dataset, Pipeline(), FieldSelection(), context.seed, "raise")
 
@@ -193,14 +194,14 @@ class SampleOrder:
         }
 
     def _name_sources(self, indices: Indices) -> NDArray[np.str_]:
-        if self._mixture is None:
+        if self._lengths is None:
             return np.full(len(indices), "")
-        ends = np.cumsum(list(self._mixture.source_lengths.values()))
-        labels = np.array(list(self._mixture.source_lengths))
+        ends = np.cumsum(list(self._lengths.values()))
+        labels = np.array(list(self._lengths))
         return labels[np.searchsorted(ends, indices, side="right")]
 
     def _make_seeds(self, phase: Phase, ordinals: Indices, indices: Indices) -> NDArray[np.str_]:
-        if self._mixture is not None and self._mixture.batches is not None:
+        if self._draws_by_source:
             return np.full(len(indices), "")  # the sources count their samples themselves
         draw = Draw(phase.data, phase.epoch, 0, indices, kept=ordinals)
         return np.array([f"{seed:016x}" for seed in self._samples.make_keys(draw).make_seeds()])

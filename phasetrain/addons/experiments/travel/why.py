@@ -36,7 +36,7 @@ from phasetrain.addons.experiments.travel.spikes import (
     measure_usual,
 )
 from phasetrain.addons.experiments.travel.visit import Visit
-from phasetrain.app.json_values import to_json_value
+from phasetrain.config.nested import to_json_value
 from phasetrain.errors import ChangedError, ConfigError, NumericsError, did_you_mean
 from phasetrain.runs.direction import Direction, guess_direction
 from phasetrain.runs.ledger import Ledger

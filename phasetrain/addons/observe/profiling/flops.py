@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import torch
 
+from phasetrain.addons.observe.profiling.inspection import inspect
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.runtime.machine import Machine, Precision, preserve_generators
 from phasetrain.tasks import Position, Task
 from phasetrain.tasks.dry_run import preserve_state
-from phasetrain.tasks.inspection import inspect
 
 T = 1e12
 

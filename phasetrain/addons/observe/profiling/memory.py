@@ -19,8 +19,8 @@ from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
 from phasetrain.hooks.error_policy import OnException
 from phasetrain.hooks.metrics import record_line, record_position
-from phasetrain.hooks.progress.resource_usage import resident_bytes
 from phasetrain.runs.folder import RunFolder
+from phasetrain.runtime.child_processes import resident_bytes
 from phasetrain.runtime.format import format_bytes
 from phasetrain.runtime.terminal import Terminal
 

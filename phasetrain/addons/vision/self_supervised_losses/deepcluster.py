@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
+from phasetrain.addons.vision.clustering import assign_rows, find_clusters
 from phasetrain.addons.vision.self_supervised_losses.multi_view import (
     check_views,
     gather_embeddings,
@@ -13,7 +14,6 @@ from phasetrain.addons.vision.self_supervised_losses.multi_view import (
 from phasetrain.config.checks import check_at_least, check_positive
 from phasetrain.distributed import World, gather_rows
 from phasetrain.losses.base import LOSSES
-from phasetrain.losses.clustering import assign_rows, find_clusters
 
 
 @LOSSES.register("deepcluster_v2")

@@ -14,6 +14,8 @@ from phasetrain.addons.deploy.extract.feature_files import FeatureFolder
 from phasetrain.cli import main
 from phasetrain.errors import ConfigError
 
+pytestmark = pytest.mark.addon("vision")  # k-means
+
 SETTINGS = ClusterSettings("trunk", clusters=3, iterations=5, device="cpu")
 CORNERS = torch.arange(30) % 3
 

@@ -263,6 +263,7 @@ def test_detector_collates_inputs_without_boxes(
         assert [row["output"]["labels"] for row in rows] == expected["labels"].tolist()
 
 
+@pytest.mark.addon("adapters")
 @pytest.mark.feature("pack")
 def test_adapters_are_merged_and_their_base_is_inside(tmp_path: Path) -> None:
     base = tmp_path / "base.safetensors"
@@ -304,7 +305,7 @@ def test_task_that_decodes_is_part_of_the_prediction(tmp_path: Path) -> None:
         phasetrain.run([*words, *splits, model, "RUN.engine=extract", f"RUN.dir={tmp_path}/run"])
 
 
-@pytest.mark.addon("text")
+@pytest.mark.addon("adapters", "text")
 @pytest.mark.slow
 def test_adapters_of_a_model_that_reads_targets_are_merged(tmp_path: Path) -> None:
     data = "{dataset: reversed_tokens, collate: pad, batch_size: 12, transforms: []}"

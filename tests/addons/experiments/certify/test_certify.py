@@ -55,6 +55,7 @@ def run(
     "every bit, cost of deterministic kernels",
     "`phasetrain certify`",
 )
+@pytest.mark.addon("observe")
 def test_sound_run_is_certified_and_leaves_only_the_certificate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,6 +90,7 @@ def test_generator_that_is_not_restored_is_caught() -> None:
     assert f"phasetrain runs diff {folder.absolute()}/deterministic/reference" in found.text
 
 
+@pytest.mark.addon("observe")
 @pytest.mark.feature("certify")
 @pytest.mark.parametrize(("first", "verdict"), [(0, "no"), (1000, "yes")])
 def test_hidden_state_without_an_effect_is_a_no_and_later_state_is_named(

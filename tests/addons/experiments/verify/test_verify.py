@@ -581,7 +581,12 @@ class TestWeights:
             (["MODEL.ema={decay: 0.5}"], "model", "no difference"),
             (["MODEL.ema={decay: 0.5}"], "ema", "different"),
             (["MODEL.name=twice_named"], "model", "no difference"),
-            (["MODEL.name=twice_named", "MODEL.adapters={match: first}"], "model", "undecided"),
+            pytest.param(
+                ["MODEL.name=twice_named", "MODEL.adapters={match: first}"],
+                "model",
+                "undecided",
+                marks=pytest.mark.addon("adapters"),
+            ),
         ],
     )
     def test_weights_that_the_file_claims_to_hold(

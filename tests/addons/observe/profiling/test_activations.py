@@ -314,7 +314,10 @@ class TestARun:
         "words",
         [
             ("OPTIMIZER.accumulate=3", "MACHINE.precision=bf16"),
-            ("OPTIMIZER={name: sgd, lr: 0.05, accumulate: 2}", "OPTIMIZER.sam={rho: 0.1}"),
+            pytest.param(
+                ("OPTIMIZER={name: sgd, lr: 0.05, accumulate: 2}", "OPTIMIZER.sam={rho: 0.1}"),
+                marks=pytest.mark.addon("optimizers"),
+            ),
             ("MACHINE.activation_checkpointing=[features]", "OPTIMIZER.accumulate=2"),
         ],
     )

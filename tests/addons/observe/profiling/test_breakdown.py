@@ -232,7 +232,10 @@ class TestSanity:
         [
             pytest.param((), marks=pytest.mark.slow),
             pytest.param(("OPTIMIZER.accumulate=3",), marks=pytest.mark.slow),
-            ("OPTIMIZER.sam.rho=0.1", "OPTIMIZER.accumulate=2"),
+            pytest.param(
+                ("OPTIMIZER.sam.rho=0.1", "OPTIMIZER.accumulate=2"),
+                marks=pytest.mark.addon("optimizers"),
+            ),
             pytest.param(
                 (
                     "DATA.TRAIN.workers=1",
@@ -248,6 +251,7 @@ class TestSanity:
         train(tmp_path, *QUICK, PLAIN, *words, hooks={"wall": wall})
         sane(tmp_path, wall)
 
+    @pytest.mark.addon("optimizers")
     def test_two_passes_count_twice(self, tmp_path: Path) -> None:
         train(tmp_path, "PHASES.epochs=1", *QUICK, ON, "OPTIMIZER.sam.rho=0.1")
         found = read_breakdown(tmp_path)

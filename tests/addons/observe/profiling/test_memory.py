@@ -26,7 +26,7 @@ from phasetrain.addons.observe.profiling.memory import Memory
 from phasetrain.app.api import run
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import HOOKS, Hook
-from phasetrain.hooks.progress.resource_usage import resident_bytes
+from phasetrain.runtime.child_processes import resident_bytes
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing import MemoryHandler, assert_exact_resume
 

@@ -105,7 +105,7 @@ class TestNoEffect:
             ),
             pytest.param(
                 ("OPTIMIZER.sam={rho: 0.05}", "DATA.TRAIN.batch_transforms=[mixing_parts.Blended]"),
-                marks=pytest.mark.slow,
+                marks=[pytest.mark.addon("optimizers"), pytest.mark.slow],
             ),
             pytest.param(("DATA.TRAIN.workers=2",), marks=pytest.mark.slow),
             pytest.param(

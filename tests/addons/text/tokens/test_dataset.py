@@ -11,12 +11,12 @@ import pytest
 import torch
 from raising import raises
 
+from phasetrain.addons.sampling.mixture import MixedDataset
 from phasetrain.addons.text.blocks import IGNORED
 from phasetrain.addons.text.tokens import Tokens
 from phasetrain.addons.text.tokens.token_files import TokenFiles
 from phasetrain.data import DATASETS
 from phasetrain.data.datasets import load_digits
-from phasetrain.data.mixture import MixedDataset
 from phasetrain.errors import ConfigError
 
 Write = Callable[..., str]

@@ -12,7 +12,6 @@ from phasetrain.addons.vision.transforms.rotate import Rotate
 from phasetrain.app.setup import resolve_config
 from phasetrain.data.transforms import TRANSFORMS, Keys
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.build.data_builder import build_input_transform
 from phasetrain.testing import assert_exact_resume
 from phasetrain.testing.build import build_run
 
@@ -80,7 +79,10 @@ def test_run_with_rotations_resumes_exactly() -> None:
     assert_exact_resume([*SMALL, *ROTATED], steps=[2], workers=None)
 
 
+@pytest.mark.addon("deploy")
 def test_inference_does_not_rotate() -> None:
+    from phasetrain.addons.deploy.input_transform import build_input_transform
+
     transform = build_input_transform(resolve_config([*SMALL, *ROTATED]).builder().context, "TEST")
     images = torch.arange(256.0).view(4, 1, 8, 8)
     assert torch.equal(transform(images), images)

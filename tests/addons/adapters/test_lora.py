@@ -8,13 +8,12 @@ import torch
 from raising import raises
 from torch import Tensor, nn
 
+from phasetrain.addons.adapters.lora import LoRA
 from phasetrain.errors import ConfigError
 from phasetrain.models.adapters import (
-    LoRA,
     attach_adapters,
     list_adapted,
     list_base_parameters,
-    merge_adapters,
 )
 from phasetrain.runtime.machine import seed_of
 
@@ -148,11 +147,17 @@ class TestLoRA:
         assert not torch.equal(found[0], found[2])
 
 
+@pytest.mark.addon("deploy")
 class TestMerge:
+    def merge(self, net: nn.Module) -> None:
+        from phasetrain.addons.deploy.merge_adapters import merge_adapters
+
+        merge_adapters(net, TOKENS)
+
     def test_merged_model_has_equal_outputs_and_the_names_of_the_base_model(self) -> None:
         net = moved(adapted(Net(), match=LAYERS))
         expected = net(TOKENS)
-        merge_adapters(net, TOKENS)
+        self.merge(net)
         assert net.state_dict().keys() == Net().state_dict().keys()
         assert not any(module._forward_hooks for module in net.modules())
         torch.testing.assert_close(net(TOKENS), expected, rtol=1e-5, atol=1e-6)
@@ -163,5 +168,5 @@ class TestMerge:
 
         net = moved(adapted(Transformer(7, 10, width=8, depth=1, heads=2), match="tokens"))
         with raises(ConfigError, code="adapters.not_mergeable"):
-            merge_adapters(net, TOKENS)
+            self.merge(net)
         assert list(list_adapted(net)) == ["tokens"]

@@ -1,7 +1,7 @@
 """Reads batches with a number of samples of each source of a mixture."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,6 @@ from phasetrain.data.loading.reader import SampleReader
 from phasetrain.data.samplers.permutation import Indices
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.engine.batch import Batch
-
-if TYPE_CHECKING:
-    from phasetrain.data.mixture import MixedDataset
 
 
 class SourcesReader(Dataset[Batch]):
@@ -33,7 +30,7 @@ class SourcesReader(Dataset[Batch]):
 
     def __init__(
         self,
-        dataset: "MixedDataset",
+        dataset: Any,
         readers: Mapping[str, SampleReader],
         shares: Sequence[int],
         on_bad_sample: OnBadSample,
@@ -50,6 +47,14 @@ class SourcesReader(Dataset[Batch]):
     def draws_at_random(self) -> bool:
         """Whether foreign code may draw from the global generators while a sample is read."""
         return any(reader.draws_at_random for reader in self.readers.values())
+
+    def list_readers(self) -> list[SampleReader]:
+        """Return the reader of each source."""
+        return list(self.readers.values())
+
+    def join_targets(self, targets: Sequence[Any]) -> dict[str, Any]:
+        """Return label -> target of the source."""
+        return dict(zip(self.readers, targets, strict=True))
 
     def __getitem__(self, draw: Draw) -> Batch:
         """Return the batch of a draw.
@@ -108,10 +113,3 @@ class SourcesReader(Dataset[Batch]):
             (index, f"{reason} (in datasets.{label})")
             for index, (_, reason) in zip(ids.tolist(), bad, strict=True)
         )
-
-
-def list_sample_readers(reader: SampleReader | SourcesReader) -> list[SampleReader]:
-    """Return the reader of each source, or the reader itself if it has no sources."""
-    if isinstance(reader, SourcesReader):
-        return list(reader.readers.values())
-    return [reader]

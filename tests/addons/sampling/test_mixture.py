@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from raising import raises
 
-from phasetrain.data.datasets import DATASETS, load_digits, make_synthetic
-from phasetrain.data.mixture import (
-    MixedDataset,
+from phasetrain.addons.sampling.mixture import MixedDataset, make_mixed
+from phasetrain.addons.sampling.proportional import (
     ProportionalOrder,
-    make_mixed,
     make_proportional,
     round_shares,
     schedule_turns,
 )
+from phasetrain.data.bad_samples import MissingValueError
+from phasetrain.data.datasets import DATASETS, load_digits, make_synthetic
 from phasetrain.data.samplers.source import SampleSource
 from phasetrain.errors import ConfigError
 from phasetrain.testing.build import build_run
@@ -51,6 +51,14 @@ class TestMixed:
     def test_error_of_a_sample_names_its_source(self) -> None:
         with pytest.raises(ValueError, match=r"1 of 'bad': OSError: gone"):
             MixedDataset({"good": [1, 2], "bad": Faulty()})[3]
+
+    def test_missing_key_of_samples_is_named_with_its_source(self) -> None:
+        class Misspelt(Faulty):
+            def __getitem__(self, index: int) -> Any:
+                raise MissingValueError("target_key = 'taget': there is no 'taget'")
+
+        with pytest.raises(MissingValueError, match=r"^datasets.b.target_key = 'taget'"):
+            MixedDataset({"b": Misspelt()})[0]
 
     def test_labels_facts_and_fingerprint_combine_the_sources(self) -> None:
         train, test = load_digits("train"), load_digits("test")

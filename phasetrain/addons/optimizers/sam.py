@@ -17,6 +17,12 @@ TINY = 1e-12
 class SamSettings(SamSection):
     """Settings of sharpness-aware minimization (OPTIMIZER.sam)."""
 
+    def __call__(
+        self, weights: Sequence[Tensor], buffers: Callable[[], Sequence[Tensor]]
+    ) -> "SharpnessAware":
+        """Return the ascent of an updater, see `SharpnessAware`."""
+        return SharpnessAware(self, weights, buffers)
+
 
 class SharpnessAware:
     """Moves the weights to the approximate maximum of the loss in their neighborhood, and back.

@@ -11,17 +11,17 @@ from harness import KillAfter, Killed, SaveEachStep, differences_of_runs, newest
 from processes import Launcher
 from raising import raises
 
+from phasetrain.addons.sampling.mixture import make_mixed
 from phasetrain.app.api import run
 from phasetrain.app.result import RunResult
 from phasetrain.app.setup import resolve_config
-from phasetrain.data.mixture import make_mixed
 from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
 
-pytestmark = pytest.mark.addon("vision")  # for `multi_crop`
+pytestmark = pytest.mark.addon("sampling", "vision")  # `multi_crop`
 
 VIEW = "{views: 1, transforms: [{name: noise, std: 0.2}]}"
 VIEWS = f"{{name: multi_crop, groups: [{VIEW}, {VIEW}]}}"

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from raising import raises
 from reading_parts import Heavy
 
-from phasetrain.data.mixture import MixedDataset, make_proportional
-from phasetrain.data.samplers.named import (
+from phasetrain.addons.sampling.mixture import MixedDataset
+from phasetrain.addons.sampling.proportional import make_proportional
+from phasetrain.addons.sampling.samplers import (
     ENDLESS,
     make_infinite,
     make_power_law,
@@ -57,8 +58,14 @@ class Known:
 
 
 BATCH = 8
+ADDONS = {"stratified": "vision"}
 SOURCE = SampleSource(Known())
-MIXED = SampleSource(MixedDataset({"a": range(70), "b": range(20), "c": range(10)}))
+
+
+def make_mixture_order() -> SampleOrder:
+    source = SampleSource(MixedDataset({"a": range(70), "b": range(20), "c": range(10)}))
+    return make_proportional(source, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333)
+
 
 ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "shuffled": SAMPLERS["shuffled"],
@@ -72,7 +79,7 @@ ORDERS: dict[str, Callable[[], SampleOrder]] = {
     "stratified": lambda: SAMPLERS["stratified"](BATCH, SOURCE),
     "stratified, few classes": lambda: SAMPLERS["stratified"](BATCH, SOURCE, classes_per_batch=2),
     "split": lambda: Heavy(BATCH),
-    "proportional": lambda: make_proportional(MIXED, {"c": 0.5, "a": 0.4, "b": 0.1}, samples=333),
+    "proportional": make_mixture_order,
     "chosen": lambda: SubsetOrder(make_repeated(2), np.arange(0, 100, 3)),
 }
 
@@ -95,8 +102,9 @@ def sampler(order: SampleOrder, *, micro: int = 99, world: World | None = None) 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.addon("vision")] if "stratified" in name else [])
+        pytest.param(name, marks=[pytest.mark.addon(addon)] if addon else [])
         for name in sorted(ORDERS)
+        for addon in [ADDONS.get(name.partition(",")[0])]
     ],
 )
 class TestEveryOrder:

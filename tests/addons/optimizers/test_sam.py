@@ -12,10 +12,10 @@ from torch.amp import GradScaler
 from torch.nn.functional import mse_loss
 from updating import equal, weights
 
+from phasetrain.addons.optimizers.sam import SamSettings
 from phasetrain.errors import ConfigError, NumericsError
 from phasetrain.optim import GradientSettings
 from phasetrain.optim.update.nonfinite import GuardSettings, NonFinite
-from phasetrain.optim.update.sam import SamSettings
 from phasetrain.optim.update.updater import Updater
 
 UPDATES = 5

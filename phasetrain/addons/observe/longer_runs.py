@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.app.setup import Setup
+from phasetrain.app.train.resume import LENGTH_KEYS
+from phasetrain.app.train.summary import LOW_LR, read_remaining_lr
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.config.changes import Change
-from phasetrain.config.stages import LENGTHS
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
@@ -16,17 +17,28 @@ from phasetrain.tasks import Parts, Task
 from phasetrain.tasks.build.builder import list_updates_per_epoch
 from phasetrain.tasks.build.optimizer_builder import build_schedules
 
-LOW_LR = 0.1
-"""Fraction of its peak below which a learning rate is reported before a longer training."""
-
-LENGTH_KEYS = frozenset(f"PHASES.{key}" for key in LENGTHS)
-"""Keys that set the length of a run."""
-
 WAYS = (
     "PHASES.extend=stretch computes the schedule over the new length, and PHASES.extend=cycle "
     "begins it again"
 )
 """What to do about a learning rate that has fallen."""
+
+
+def list_longer_warnings(
+    run_spec: RunSpec, loaded: LoadedCheckpoint, task: Task, state: RunState
+) -> list[str]:
+    """Return warnings of what depends on the length of a run that was made longer: its learning
+    rate, and parts that were built with a fact of the plan.
+
+    Args:
+        run_spec: the run.
+        loaded: the checkpoint that it resumes from.
+        task: its task.
+        state: the position from which it resumes.
+    """
+    plan = run_spec.plan
+    low_lr = warn_of_low_lr(plan, state, read_remaining_lr(task, plan.where(state)))
+    return [*filter(None, [low_lr]), *list_changed_facts(run_spec, loaded, task.parts)]
 
 
 def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
@@ -47,13 +59,6 @@ def warn_of_low_lr(plan: Plan, state: RunState, remaining_lr: float) -> str:
         f"its peak, for the remaining {left:,} updates; {WAYS}: stop the run and start the command "
         "again with one of them and RUN.allow=PHASES"
     )
-
-
-def read_remaining_lr(task: Task, where: float) -> float:
-    """Return the highest learning rate from a point of the training on, as a fraction of its peak;
-    1 for a task without an updater."""
-    updater = task.parts.updater
-    return 1.0 if updater is None else updater.schedules.remaining_lr(where)
 
 
 def list_changed_facts(run_spec: RunSpec, loaded: LoadedCheckpoint, parts: Parts) -> list[str]:

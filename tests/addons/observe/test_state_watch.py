@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
+from phasetrain.addons.observe.state_watch import describe_held
+from phasetrain.addons.observe.uses import Uses
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, Run
-from phasetrain.hooks.state_watch import describe_held
 from phasetrain.proof.held import Held, is_changed
-from phasetrain.proof.uses import Uses
 from phasetrain.runs.records import format_deviations
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 HERE = __name__
 LINEAR = ("~MODEL.width", "~MODEL.dropout", "~MODEL.batch_norm")
 LATE = ("PHASES.epochs=2", "CHECKPOINT.every_updates=2", "RUN.rehearse=false")
@@ -177,7 +177,13 @@ def test_renamed_weights_end_the_run_before_they_are_saved(
         ("model", nn.Dropout(), "", "`on_phase_start`", "recomputed"),
         ("model", nn.Linear(1, 1), "n", "no weight depends on it", "observe_only"),
         ("hooks.log", Counted(), "n", "`observe_only = True`", "stateful"),
-        ("env", Counted(), "rng", '`state_dict` and `load_state_dict` of the object "env"', "add"),
+        (
+            "env",
+            Counted(),
+            "rng",
+            '`state_dict` and `load_state_dict` of the object "env"',
+            "add `",
+        ),
         ("task", Counted(), "rng", 'add `"rng": ...` to what `stateful()`', '"env"'),
     ],
 )

@@ -1,26 +1,28 @@
 """The transforms of a test split, for inputs that come from outside of a dataset."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from phasetrain.data.datasets import DATASETS
 from phasetrain.data.loading.collate import (
     Collate,
     PadCollate,
     UnequalShapesError,
     stack_samples,
 )
-from phasetrain.data.transforms import BatchTransform, Keys, Pipeline
+from phasetrain.data.transforms import Keys, OnFields, Pipeline, TargetTransform
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.proof.compare import differences
 from phasetrain.runtime.machine import preserve_generators, reseed_all
+from phasetrain.tasks.build.data_builder import build_transforms
+from phasetrain.tasks.build.loading_builder import build_collate, build_selection, find_field_kinds
+from phasetrain.tasks.build.sections import BuildContext
 from phasetrain.tasks.shape_errors import raise_unless_shape_error
-
-Transform = Callable[..., Any]
 
 
 class InputTransform:
@@ -159,83 +161,42 @@ class InputTransform:
             return values.float() / 255
         return values
 
-    def split_tensor_part(self) -> tuple["InputTransform", list[Transform]]:
-        """Return the transforms up to the last one that cannot be part of an exported model, and
-        the others: those that compute on batches of tensors without random numbers."""
-        transforms = list(self.pipeline.transforms)
-        inside: list[Transform] = []
-        while transforms and _is_tensor_operation(transforms[-1]):
-            inside.insert(0, transforms.pop())
-        rest = InputTransform(
-            self.split,
-            Pipeline(transforms),
-            self.described[: len(transforms)],
-            self._collate,
-            scales_bytes=self.scales_bytes,
+
+def build_input_transform(context: BuildContext, split: str) -> InputTransform:
+    """Return the transforms of a split for inputs from outside of its dataset, which is not opened.
+
+    Args:
+        context: config and machine.
+        split: key of the split in DATA, such as `TEST`.
+    """
+    where = f"DATA.{split}"
+    section = context.config.DATA[split]
+    transforms = build_transforms(context, where, section)
+    # The dataset is not opened, but its class may declare fields.
+    kinds = find_field_kinds(where, section, DATASETS.find(section.dataset, where))
+    inputs = build_selection(where, section, kinds).inputs
+    # Inference has no targets: a transform that makes them would change inputs for nothing.
+    kept = [
+        (
+            transform.as_input_transform() if isinstance(transform, OnFields) else transform,
+            describe_transform(item),
         )
-        return rest, inside
+        for transform, item in zip(transforms, section.transforms, strict=True)
+        if not isinstance(transform, TargetTransform)
+        and not (isinstance(transform, OnFields) and inputs not in transform.fields)
+    ]
+    return InputTransform(
+        where,
+        Pipeline([transform for transform, _ in kept]),
+        [text for _, text in kept],
+        build_collate(where, section.collate),
+    )
 
 
 def _collate_with(collate: Collate, samples: Sequence[Any], target: int | None) -> Any:
     """Return the inputs of the batch of samples that all have this target."""
     reseed_all(0)
     return collate([(sample, target) for sample in samples])[0]
-
-
-class TransformedModel(nn.Module):
-    """A model behind transforms, for export.
-
-    Args:
-        transforms: from `InputTransform.split_tensor_part`.
-        model: takes their result.
-    """
-
-    def __init__(self, transforms: Sequence[Transform], model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self._transforms = tuple(transforms)
-
-    def forward(self, batch: Tensor) -> Any:
-        """Return the output of the model for raw inputs, `(N, ...)`."""
-        for transform in self._transforms:
-            batch = transform(batch, _NO_KEYS)
-        return self.model(batch)
-
-
-class _DrawsError(Exception):
-    """A transform has asked for random numbers."""
-
-
-class _NoKeys(Keys):
-    """Keys of a transform that must not draw."""
-
-    def __init__(self) -> None:
-        super().__init__([0])
-
-    def fork(self, stream: int) -> Keys:
-        raise _DrawsError
-
-    def uniform(self, *shape: int) -> Any:
-        raise _DrawsError
-
-    def make_seeds(self) -> list[int]:
-        raise _DrawsError
-
-
-_NO_KEYS = _NoKeys()
-
-
-def _is_tensor_operation(transform: Any) -> bool:
-    """Return whether a transform computes on a batch without random numbers."""
-    if not isinstance(transform, BatchTransform):
-        return False
-    try:
-        transform(torch.zeros(1, 3, 256, 256), _NO_KEYS)
-    except _DrawsError:
-        return False
-    except SHAPE_ERRORS:
-        return True  # it takes inputs of another shape
-    return True
 
 
 def describe_transform(item: Any) -> str:

@@ -7,16 +7,11 @@ import numpy as np
 import pytest
 import torch
 from raising import raises
-from torch import nn
 
+from phasetrain.addons.deploy.input_transform import InputTransform, describe_transform
 from phasetrain.data.loading.collate import Collate, make_pad
-from phasetrain.data.transforms import Keys, Noise, Normalize, Pipeline, RandomShift, Resize
+from phasetrain.data.transforms import Noise, Normalize, Pipeline, Resize
 from phasetrain.errors import ConfigError
-from phasetrain.tasks.input_transform import (
-    InputTransform,
-    TransformedModel,
-    describe_transform,
-)
 
 NORMALIZE = Normalize([0.5], [0.25])
 IMAGES = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(1, 1, 2, 2).repeat(3, 1, 1, 1)
@@ -108,28 +103,6 @@ def test_inputs_of_a_custom_collate_function_do_not_depend_on_a_target(
         return
     with raises(ConfigError, code=code, key="DATA.TEST.collate"):
         transform([torch.ones(3), torch.zeros(3)])
-
-
-@pytest.mark.parametrize(
-    ("transforms", "inside"),
-    [
-        ([Resize(4), NORMALIZE], 2),
-        ([RandomShift(1), NORMALIZE], 1),
-        ([NORMALIZE, Noise(0.1)], 0),
-        ([lambda x: x, Resize(4)], 1),
-    ],
-)
-def test_tensor_operations_at_the_end_go_into_an_exported_model(
-    transforms: list[Any], inside: int
-) -> None:
-    names = [str(number) for number in range(len(transforms))]
-    transform = InputTransform("DATA.TEST", Pipeline(transforms), names)
-    rest, taken = transform.split_tensor_part()
-    assert (len(rest.pipeline.transforms), len(taken)) == (len(transforms) - inside, inside)
-    assert list(rest.described) == names[: len(transforms) - inside]
-    model = TransformedModel(taken, nn.Flatten())
-    expected = Pipeline(taken)(torch.rand(2, 1, 8, 8), Keys([0, 1])).flatten(1)
-    assert model(torch.rand(2, 1, 8, 8)).shape == expected.shape
 
 
 def test_transform_is_described_by_its_config() -> None:

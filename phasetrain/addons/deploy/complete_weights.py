@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from phasetrain.addons.deploy.merge_adapters import merge_adapters
 from phasetrain.app.load import find_test_split, load_task, resolve_for_inference
 from phasetrain.app.setup import Setup
 from phasetrain.app.stored.stored_config import read_loaded_config
@@ -19,7 +20,6 @@ from phasetrain.config.sections.model import WhichWeights
 from phasetrain.config.trust import trust_only
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import make_test_phase
-from phasetrain.models.adapters import merge_adapters
 from phasetrain.runtime.machine import preserve_generators
 from phasetrain.tasks import Builder, Parts, SplitData, Task
 from phasetrain.tasks.build.data_builder import list_splits

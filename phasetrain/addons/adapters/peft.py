@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from phasetrain.addons.adapters.lora import TRANSPOSED_LINEAR, LoRA
 from phasetrain.errors import ConfigError
 from phasetrain.models.adapters.base import list_adapted
-from phasetrain.models.adapters.lora import TRANSPOSED_LINEAR, LoRA
 
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the base model."""

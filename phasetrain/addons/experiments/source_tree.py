@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from phasetrain.app.train import run_documents
+from phasetrain.app.train.run_documents import GIT_DIFF, PACKAGE_DIFF, SourceTree
 from phasetrain.runtime.redaction import Redaction
 
 GIT_SECONDS = 5.0
@@ -47,18 +48,23 @@ _UNKNOWN_FILES: tuple[FileStamp, ...] = (("", 0, 0),)
 """In place of the changed files, if git has not listed them in time."""
 
 
-@dataclass(frozen=True)
-class SourceTree:
-    """The state of a work tree.
-
-    Attributes:
-        facts: folder, commit, branch, remote, whether it is changed, untracked files; JSON data.
-        diff: patch from the commit to the work tree, including untracked source files; empty if
-            there are no changes or they are too large.
-    """
-
-    facts: dict[str, Any]
-    diff: bytes
+def find_sources(run_folder: str) -> dict[str, SourceTree | None]:
+    """Return the state of the git tree around the working directory, and of the package if it is in
+    another tree."""
+    clean = Redaction(os.environ)
+    skip = None
+    if "://" not in run_folder:
+        # a run folder inside the tree would be recorded as a change of the source
+        skip = Path(run_folder).absolute()
+    here = describe_source(Path.cwd(), clean, diff=GIT_DIFF, skip=skip)
+    sources: dict[str, SourceTree | None] = {"git": here}
+    package = Path(run_documents.__file__).resolve().parents[2]
+    # Only for a checkout: an installed package is identified by its version.
+    if (package.parent / ".git").exists() and (
+        here is None or not package.is_relative_to(here.facts["folder"])
+    ):
+        sources["phasetrain_git"] = describe_source(package, clean, diff=PACKAGE_DIFF, skip=skip)
+    return sources
 
 
 def describe_source(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from sklearn.cluster import KMeans
 
-from phasetrain.losses import clustering
-from phasetrain.losses.clustering import assign_rows, find_clusters
+from phasetrain.addons.vision import clustering
+from phasetrain.addons.vision.clustering import assign_rows, find_clusters
 
 ROWS = torch.randn(60, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 

@@ -7,6 +7,8 @@ The class of a custom part may have:
                            docs/machine.md
 """
 
+import ast
+import linecache
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +19,15 @@ from typing import Any, Literal
 
 from torch import nn
 
+from phasetrain.addons.observe.uses import SKIPPED, Uses
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import Hook, Run
+from phasetrain.hooks.hidden_state import find_held_by
 from phasetrain.proof.causes import name_section
 from phasetrain.proof.held import (
     DEPTH,
     Held,
     Saved,
-    find_holders,
     find_kind,
     is_changed,
     is_custom,
@@ -34,13 +37,9 @@ from phasetrain.proof.held import (
     read_key,
     read_setup,
 )
-from phasetrain.proof.uses import Uses
 from phasetrain.tasks import Task
 
 log = logging.getLogger(__name__)
-
-NOT_EXACT = "resume.not_exact"
-"""Code of the error that a part would not resume exactly."""
 
 REWRITTEN_STEPS = 2
 """A value that is assigned in each of the first steps is assigned in all steps."""
@@ -66,8 +65,7 @@ class HeldState:
         self._task = task
         self._hooks = [hook for hook in hooks.values() if not hook.observe_only]
         self.observers = {label: hook for label, hook in hooks.items() if hook.observe_only}
-        found = find_holders(_list_roots(task, hooks, inexact))
-        self.holders = [(label, holder) for label, holder in found if label]
+        self.holders = find_held_by(task, hooks, inexact)
         kinds = list_kinds(self.holders)
         self.modules = list_modules(kinds)
         self.uses = Uses(self.modules, {kind.__name__ for kind in kinds})
@@ -87,6 +85,41 @@ class HeldState:
             for name, key in read_setup(owner).items():
                 held[f"{path}/{name}"] = Held(path, owner, name, key, kind="option")
         return held
+
+    def find_changed(self, before: Mapping[str, Held]) -> Mapping[str, Held]:
+        """Return the values that differ from those that another task had, compared whole."""
+        return {
+            path: held
+            for path, held in self.read(is_whole=True).items()
+            if path not in before or is_changed(before[path].key, held.key)
+        }
+
+    def describe_lost(self, lost: Iterable[Held]) -> dict[str, list[str]]:
+        """Return a sentence for each value that a resume would lose and that may matter, with its
+        record, see `record_held`."""
+        return {
+            describe_held(held): record_held(held)
+            for held in lost
+            if self.may_matter(held, in_place=bool(held.identity) and not held.kind)
+        }
+
+    def list_unchanged(self, first: Mapping[str, Held]) -> list[str]:
+        """Return, in words, the values that have not changed and that later steps may change, with
+        the functions that may do so.
+
+        Args:
+            first: the values before the first step.
+        """
+        uses = self.uses.grown | self.uses.kept
+        return [
+            f"{describe_place(held)}, {describe_writers(held, self.modules)}"
+            for path, held in self.read().items()
+            if held.name
+            and self.may_matter(held, in_place=True)
+            and ((held.identity and not held.kind) or not uses.isdisjoint(list_uses(held)))
+            and not is_changed(first.get(path, held).key, held.key)
+            and not self.is_saved(held)
+        ]
 
     def is_same(self, before: Held | None, held: Held) -> bool:
         """Return whether an object has changed in place, and not by entries that the source
@@ -335,6 +368,22 @@ def describe_place(held: Held) -> str:
     return f"`{held.name}` of {where}" if held.name else f"an option or a hook of {where}"
 
 
+def describe_writers(held: Held, modules: Iterable[ModuleType]) -> str:
+    """Return which functions of the parts may change a value, in words."""
+    uses = set(list_uses(held))
+    names: dict[str, None] = {}
+    for module in modules:
+        text = "".join(linecache.getlines(getattr(module, "__file__", None) or ""))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and node.name not in SKIPPED:
+                own = Uses((), ())
+                own.visit(node)
+                names |= dict.fromkeys([node.name] if own.written & uses else [])
+    if names:
+        return f"which {', '.join(f'`{name}`' for name in names)} may change"
+    return "which no line of the parts assigns"
+
+
 def record_held(held: Held) -> list[str]:
     """Return the part, the module, the class and the name of a value, for a checkpoint."""
     kind = find_kind(held.owner)
@@ -394,20 +443,6 @@ def list_uses(held: Held) -> list[str]:
         return [name, f".{name}"]
     is_attribute = not isinstance(owner, FunctionType) or name in vars(owner)
     return [f".{name}" if is_attribute else name]
-
-
-def _list_roots(
-    task: Task, hooks: Mapping[str, Hook], inexact: Collection[str]
-) -> Iterator[tuple[str, object]]:
-    """Yield the parts of a task and its hooks; without a label those that are left out."""
-    yield from task.stateful().items()
-    for name, updater in task.updaters.items():
-        yield f"updater.{name}", updater.optimizer
-    for split, loader in task.parts.loaders.items():
-        yield "" if split in inexact else f"data.{split}", loader
-    for label, hook in hooks.items():
-        yield "" if hook.observe_only else f"hooks.{label}", hook
-    yield "task", task
 
 
 def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:

@@ -5,21 +5,13 @@ from collections.abc import Mapping
 from phasetrain.app.setup import Setup
 from phasetrain.app.train.resume import check_config_changes, check_data_changes
 from phasetrain.checkpoint import LoadedCheckpoint
+from phasetrain.checkpoint.contents import FORK
 from phasetrain.data.samplers.phase_sampler import check_batches
 from phasetrain.engine.plan import Phase, Plan
 from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError
 from phasetrain.tasks import SplitData
-
-FORK = "fork"
-"""Entry of promised.json in a forked checkpoint: where it comes from, and whether the next command
-may have any config."""
-
-
-def is_forked(loaded: LoadedCheckpoint) -> bool:
-    """Return whether a checkpoint was forked, and its run has saved none since."""
-    return FORK in loaded.promised
 
 
 def resume_fork(

@@ -8,10 +8,10 @@ import torch
 from raising import raises
 from torch import Tensor
 
+from phasetrain.addons.sampling.windows import Windows
 from phasetrain.app.api import run
 from phasetrain.data import DATASETS, WindowedDataset
 from phasetrain.data.datasets import TensorSamples
-from phasetrain.data.datasets.windows import Windows
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runtime.terminal import Terminal
 from phasetrain.testing.build import build_run
