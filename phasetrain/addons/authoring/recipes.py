@@ -36,8 +36,16 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Batch sequences of different lengths", "variable length padding pad custom collate"),
             ("Train on one graph", "gnn gcn nodes masks full batch transductive"),
             (
+                "Classify graphs",
+                "graph classification gnn variable size block diagonal batch custom collate",
+            ),
+            (
                 "Use groups as samples",
                 "learning to rank ranking queries documents bags sets multiple instance ndcg",
+            ),
+            (
+                "Rank against the whole corpus",
+                "retrieval recommendation recall@k mrr two tower logq in batch negatives",
             ),
             ("Tag tokens", ""),
             ("Find key points", ""),
@@ -50,6 +58,11 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "Train with few labels",
                 "semi supervised semi-supervised fixmatch mean teacher ema consistency",
             ),
+            (
+                "Choose samples by the model",
+                "active learning uncertainty sampling pool hard examples chosen by the model",
+            ),
+            ("Choose samples by the model, in a script", "active learning fit rounds pool"),
             ("Train on part of the data", "subset fraction"),
             ("Survive unreadable samples", "corrupt bad"),
             ("Find out whether loading is the bottleneck", "slow dataloader workers"),
@@ -75,6 +88,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Collect the outputs of a test", "attention hook observe rows save"),
             ("Add a metric from a function", "custom auc bleu sklearn whole test set"),
             ("Add a metric", "custom meter"),
+            (
+                "A metric per group of samples",
+                "subgroup subgroups slices per domain domains missing modality ignore_index",
+            ),
             ("Read the metrics in Python", "pandas dataframe history results"),
             ("Export to ONNX or safetensors", "torchscript jit"),
             ("Load the model without phasetrain", "torch.export"),
@@ -82,6 +99,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Log a number from my own code", "custom scalar log loss"),
             ("Compare learning rates over several seeds", ""),
             ("Compare two runs", ""),
+            (
+                "Compare with a plain loop",
+                "debugging debug reproduce by hand initial weights check",
+            ),
             ("Reproduce an old run", ""),
             ("Debug a NaN", "inf nonfinite"),
             ("Debug an error in my code", "traceback breakpoint pdb"),
@@ -115,6 +136,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "finetune transfer freeze unfreeze frozen layers pretrained",
             ),
             ("Fine-tune with LoRA", "adapters peft finetune"),
+            (
+                "Calibrate a trained model",
+                "temperature scaling calibration ece expected calibration error",
+            ),
             ("Initialize weights with a function", "init initialization kaiming xavier"),
             ("Load weights with other names", "rename prefix state_dict pretrained"),
             ("Use a model of timm, torchvision or transformers", "pretrained huggingface"),
@@ -125,10 +150,18 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ),
             ("Recognize sequences with CTC", "ctc speech alignment"),
             ("Keep state from batch to batch", "running mean queue memory stateful buffer"),
+            (
+                "Statistics that the model keeps itself",
+                "vq vqvae vq-vae codebook ema buffer straight through perplexity of codes",
+            ),
             ("Draw noise in the forward pass", "diffusion ddpm vae denoising random"),
             (
                 "Perturb inputs by their gradients",
                 "adversarial attack pgd fgsm virtual gradient penalty input",
+            ),
+            (
+                "A persistent buffer of samples",
+                "energy based model ebm replay buffer langevin contrastive divergence chains",
             ),
             ("Train a GAN", "two models alternate alternating adversarial several custom step"),
             ("Change settings in the middle of the training", "stages curriculum"),

@@ -37,6 +37,14 @@ def test_every_recipe_of_the_cookbook_is_listed(page: str) -> None:
         ("two backward passes", "Several backward passes"),
         ("Decodes", "A custom model"),
         ("web service", "Predict arrays in a web service"),
+        ("active learning", "Choose samples by the model"),
+        ("straight-through", "Statistics that the model keeps itself"),
+        ("persistent chains", "A persistent buffer of samples"),
+        ("ECE", "Calibrate a trained model"),
+        ("block-diagonal batch", "Classify graphs"),
+        ("missing modality", "A metric per group of samples"),
+        ("recall@k", "Rank against the whole corpus"),
+        ("initial weights", "Compare with a plain loop"),
     ],
 )
 def test_recipe_is_found_by_words(question: str, heading: str) -> None:
