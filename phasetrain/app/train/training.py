@@ -44,12 +44,7 @@ from phasetrain.app.train.run_documents import (
     update_page,
     write_documents,
 )
-from phasetrain.app.train.summary import (
-    final_lines,
-    first_lines,
-    read_remaining_lr,
-    stopped_lines,
-)
+from phasetrain.app.train.summary import final_lines, first_lines, read_remaining_lr, stopped_lines
 from phasetrain.checkpoint import Checkpointer, LoadedCheckpoint
 from phasetrain.checkpoint.contents import is_forked
 from phasetrain.checkpoint.excluded import excluded_digests

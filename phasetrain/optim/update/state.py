@@ -1,7 +1,7 @@
 """Saving and loading the state of an updater and its optimizer bit for bit."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,32 @@ from phasetrain.distributed import Strategy
 from phasetrain.optim.schedules.param_schedules import ParamSchedules
 from phasetrain.optim.update.gradients import GradientPipeline
 from phasetrain.optim.update.guard import NonFiniteGuard
+
+
+class Ascent(Protocol):
+    """Moves the weights up before the second gradient pass of an update, and back after it; the
+    add-on optimizers has one."""
+
+    def begin(self) -> None:
+        """Begin an update."""
+        ...
+
+    def require_ascent(self) -> None:
+        """Reject a task that has not made the second pass."""
+        ...
+
+    def climb(self, norm: Callable[[list[Tensor]], Tensor], *, reads: bool) -> bool:
+        """Move the weights along their gradients; return whether they moved."""
+        ...
+
+    def descend(self) -> None:
+        """Put weights and buffers back, bit for bit."""
+        ...
+
+
+MakeAscent = Callable[[Sequence[Tensor], Callable[[], Sequence[Tensor]]], Ascent]
+"""Takes the trained parameters, and a function that returns the tensors that a forward pass
+changes."""
 
 
 class UpdaterState:

@@ -1,10 +1,9 @@
 """One optimizer update: schedules, backward passes, and the step unless it is not finite."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import isfinite
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,33 +16,7 @@ from phasetrain.optim.schedules.param_schedules import ParamSchedules, Schedules
 from phasetrain.optim.update.gradients import GradientPipeline, GradientSettings
 from phasetrain.optim.update.guard import NonFiniteGuard, OnSkip, choose_lag, ignore_skip
 from phasetrain.optim.update.nonfinite import STOP, GuardSettings, name_nonfinite
-from phasetrain.optim.update.state import UpdaterState
-
-
-class Ascent(Protocol):
-    """Moves the weights up before the second gradient pass of an update, and back after it; the
-    add-on optimizers has one."""
-
-    def begin(self) -> None:
-        """Begin an update."""
-        ...
-
-    def require_ascent(self) -> None:
-        """Reject a task that has not made the second pass."""
-        ...
-
-    def climb(self, norm: Callable[[list[Tensor]], Tensor], *, reads: bool) -> bool:
-        """Move the weights along their gradients; return whether they moved."""
-        ...
-
-    def descend(self) -> None:
-        """Put weights and buffers back, bit for bit."""
-        ...
-
-
-MakeAscent = Callable[[Sequence[Tensor], Callable[[], Sequence[Tensor]]], Ascent]
-"""Takes the trained parameters, and a function that returns the tensors that a forward pass
-changes."""
+from phasetrain.optim.update.state import Ascent, MakeAscent, UpdaterState
 
 
 class Updater(UpdaterState):

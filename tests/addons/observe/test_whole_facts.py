@@ -52,6 +52,7 @@ WORDS = [
     "DATA.TRAIN.batch_size=2",
 ]
 HELD = 2.25
+SAMPLING = pytest.mark.addon("sampling")
 PART = "DATA.TRAIN.subset.samples=4"
 
 
@@ -77,9 +78,9 @@ def mixed(kind: str, options: str = "") -> str:
         ([alone("Numbers"), PART, "MODEL.mean=1.0"], 1.0, 0),  # no part takes the statistic
         ([alone("Aware")], 3.5, 0),
         ([alone("Aware"), PART], HELD, 0),
-        ([mixed("Numbers")], 3.5, 1),
-        ([mixed("Aware")], HELD, 0),
-        ([mixed("Aware", ", batch_size: 2")], HELD, 0),
+        pytest.param([mixed("Numbers")], 3.5, 1, marks=SAMPLING),
+        pytest.param([mixed("Aware")], HELD, 0, marks=SAMPLING),
+        pytest.param([mixed("Aware", ", batch_size: 2")], HELD, 0, marks=SAMPLING),
     ],
 )
 def test_statistics_are_of_the_samples_in_use_or_reported(

@@ -64,6 +64,7 @@ def test_killed_run_resumes_exactly_with_other_workers(data: Path, order: str) -
     assert_exact_resume(given, steps=[2, 5], workers=(0, 2) if order == "shuffled" else None)
 
 
+@pytest.mark.addon("sampling")
 def test_mixture_with_another_dataset_resumes_exactly(data: Path) -> None:
     source = "{{dataset: tokens, path: {}, context: 16}}"
     sources = f"a: {source.format(data / 'train')}, b: {source.format(data / 'test')}"

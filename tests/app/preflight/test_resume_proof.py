@@ -284,6 +284,14 @@ def test_part_with_hidden_state_is_rejected_before_the_first_step(
     assert not (tmp_path / "run" / "steps.ledger").exists()
 
 
+def test_difference_is_found_without_a_search_for_its_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phasetrain.hooks.hidden_state.find_service", lambda name: None)
+    with raises(ConfigError, code="resume.not_exact"):
+        train(tmp_path, SHORT, REHEARSED, *MODEL, f"MODEL.name={HERE}.OwnGenerator")
+
+
 @pytest.mark.parametrize(
     ("model", "key"),
     [("Clock", "MACHINE.deterministic"), pytest.param("OwnGenerator", "MODEL", marks=NAMED)],

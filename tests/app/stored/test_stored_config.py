@@ -298,9 +298,10 @@ class TestStoredConfig:
             ("OPTIMIZER: {auto_lr_scaling: {base_batch_size: 32}}", []),
             ("MACHINE: {compile: false, precision: apex}", []),
             ("MACHINE: {compile: true}", []),
-            (
+            pytest.param(
                 "DATA: {TRAIN: {dataset: mixed, datasets: {a: {dataset: digits, batch_size: 8}}}}",
                 [],
+                marks=pytest.mark.addon("sampling"),
             ),
             ("OPTIMIZER: {lr: 0.7}", ["OPTIMIZER.lr=0.2"]),
             (

@@ -99,6 +99,7 @@ def test_future_of_a_run_that_was_paused(
     assert [row["sample"] for row in list_dicts(content)][24:] == seen.ids[9]
 
 
+@pytest.mark.addon("sampling")
 def test_mixture_names_its_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(
         tmp_path,

@@ -11,7 +11,6 @@ import pytest
 import torch
 from raising import raises
 
-from phasetrain.addons.sampling.mixture import MixedDataset
 from phasetrain.addons.text.blocks import IGNORED
 from phasetrain.addons.text.tokens import Tokens
 from phasetrain.addons.text.tokens.token_files import TokenFiles
@@ -62,7 +61,10 @@ def test_another_tokenizer_than_that_of_the_training_is_rejected(write: Write) -
         DATASETS.build("tokens", {"path": write()}, facts={"tokenizer_digest": "0" * 64})
 
 
+@pytest.mark.addon("sampling")
 def test_sources_of_a_mixture_need_the_same_tokens_and_windows(write: Write) -> None:
+    from phasetrain.addons.sampling.mixture import MixedDataset
+
     first, longer = Tokens(write("one"), 8), Tokens(write("two"), 9)
     with pytest.raises(ValueError, match="'b' has context = 9, and it is 8 in 'a'"):
         MixedDataset({"a": first, "b": longer}).facts()
