@@ -33,9 +33,9 @@ from torch.utils.data import Dataset
 from what_if import QUIET, TASKS
 
 from phasetrain.addons.experiments.options import RelogOptions
+from phasetrain.addons.experiments.travel.order import SampleOrder
 from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.relog import relog
-from phasetrain.addons.experiments.travel.sample_order import SampleOrder
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.app.api import run
 from phasetrain.checkpoint.reader import CheckpointReader
@@ -127,12 +127,12 @@ def check_order(folder: Path, task: str, samples: int = 50) -> bool:
     with open_past_run(str(past)) as opened:
         order = SampleOrder(opened)
         table = order.list_updates(1, order.updates)
-        ids = table.columns["sample"]
+        ids = np.array(table.list_column("sample"))
+        updates = np.array(table.list_column("update"))
         generator = np.random.default_rng(seed_of(0, "order", task))
         chosen = generator.integers(0, len(opened.data["train"].reader.dataset), samples).tolist()
         equal = sum(
-            order.find_sample(sample).columns["update"].tolist()
-            == table.columns["update"][ids == sample].tolist()
+            order.find_sample(sample).list_column("update") == updates[ids == sample].tolist()
             for sample in chosen
         )
     print(
@@ -154,11 +154,11 @@ def check_large_order(folder: Path) -> bool:
     )
     with open_past_run(str(past), trust=True) as opened:
         order = SampleOrder(opened)
-        sample = int(order.list_updates(2, 2).columns["sample"][5])
+        sample = order.list_updates(2, 2).list_column("sample")[5]
         began = time.perf_counter()
         table = order.find_sample(sample)
         seconds = time.perf_counter() - began
-    updates = table.columns["update"].tolist()
+    updates = table.list_column("update")
     is_found = updates[0] == 2 and len(updates) == 100 and table.wrong is None
     print(
         f"order, 10**7 samples: sample {sample} is found in {len(updates)} epochs in "
