@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,7 +51,7 @@ ALL = ("CHECKPOINT.every_updates=1", "CHECKPOINT.keep_every.updates=1")
 LEARNED = ("model", "loss", "updater")
 
 
-def train(folder: Path, *words: str, hooks: Mapping[str, Hook] | None = None) -> None:
+def train(folder: Path, *words: str, hooks: Sequence[Hook] = ()) -> None:
     """Train a run, unless it has been trained."""
     if read_status(folder).state != "finished":
         terminal = Terminal(io.StringIO(), live=False)
@@ -195,8 +195,8 @@ def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
         words = (*TASKS[task], *COMMON, f"RUN.seed={number}", "HOOKS.metrics.every_updates=1")
         past, live = folder / f"relog-{number}", folder / f"relog-{number}-live"
         train(past, *words)
-        hooks = {kind.__name__: kind() for kind in relog_hooks.HOOKS}
-        train(live, *words, hooks=hooks)
+        # In a list: their random numbers depend on their labels, which relog chooses in this way.
+        train(live, *words, hooks=[kind() for kind in relog_hooks.HOOKS])
         for kind in relog_hooks.HOOKS:
             chosen = folder / f"{kind.__name__}.py"
             write_hook(chosen, kind.__name__)
