@@ -209,7 +209,7 @@ def run_config_case(number: int) -> tuple[Any, Any, Bisection]:
     changes = generator.permutation([*planted, *harmless]).tolist()
     bad = " ".join([experiment, *(json.dumps(word) if " " in word else word for word in changes)])
     options = BisectOptions(is_bits=not by_metric, short=4)
-    done = bisect([experiment, bad, *words], options, launch=launch_fork, say=lambda line: None)
+    done = bisect([experiment, bad, *words], options, launch=launch_fork)
     return expected, find_keys(done), done
 
 
@@ -278,7 +278,6 @@ def run_commit_case(number: int) -> tuple[Any, Any, Bisection]:
                 ["wide.yaml", "RUN.rehearse=false"],
                 options,
                 launch=launch_fork,
-                say=lambda line: None,
             )
             assert len(git("worktree", "list").splitlines()) == 1
         finally:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,9 +33,9 @@ from torch.utils.data import Dataset
 from what_if import QUIET, TASKS
 
 from phasetrain.addons.experiments.options import RelogOptions
+from phasetrain.addons.experiments.travel.order import SampleOrder
 from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.relog import relog
-from phasetrain.addons.experiments.travel.sample_order import SampleOrder
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.app.api import run
 from phasetrain.checkpoint.reader import CheckpointReader
@@ -51,7 +51,7 @@ ALL = ("CHECKPOINT.every_updates=1", "CHECKPOINT.keep_every.updates=1")
 LEARNED = ("model", "loss", "updater")
 
 
-def train(folder: Path, *words: str, hooks: Mapping[str, Hook] | None = None) -> None:
+def train(folder: Path, *words: str, hooks: Sequence[Hook] = ()) -> None:
     """Train a run, unless it has been trained."""
     if read_status(folder).state != "finished":
         terminal = Terminal(io.StringIO(), live=False)
@@ -127,12 +127,12 @@ def check_order(folder: Path, task: str, samples: int = 50) -> bool:
     with open_past_run(str(past)) as opened:
         order = SampleOrder(opened)
         table = order.list_updates(1, order.updates)
-        ids = table.columns["sample"]
+        ids = np.array(table.list_column("sample"))
+        updates = np.array(table.list_column("update"))
         generator = np.random.default_rng(seed_of(0, "order", task))
         chosen = generator.integers(0, len(opened.data["train"].reader.dataset), samples).tolist()
         equal = sum(
-            order.find_sample(sample).columns["update"].tolist()
-            == table.columns["update"][ids == sample].tolist()
+            order.find_sample(sample).list_column("update") == updates[ids == sample].tolist()
             for sample in chosen
         )
     print(
@@ -154,11 +154,11 @@ def check_large_order(folder: Path) -> bool:
     )
     with open_past_run(str(past), trust=True) as opened:
         order = SampleOrder(opened)
-        sample = int(order.list_updates(2, 2).columns["sample"][5])
+        sample = order.list_updates(2, 2).list_column("sample")[5]
         began = time.perf_counter()
         table = order.find_sample(sample)
         seconds = time.perf_counter() - began
-    updates = table.columns["update"].tolist()
+    updates = table.list_column("update")
     is_found = updates[0] == 2 and len(updates) == 100 and table.wrong is None
     print(
         f"order, 10**7 samples: sample {sample} is found in {len(updates)} epochs in "
@@ -195,8 +195,8 @@ def check_relog(folder: Path, runs: int, processes: Sequence[int]) -> bool:
         words = (*TASKS[task], *COMMON, f"RUN.seed={number}", "HOOKS.metrics.every_updates=1")
         past, live = folder / f"relog-{number}", folder / f"relog-{number}-live"
         train(past, *words)
-        hooks = {kind.__name__: kind() for kind in relog_hooks.HOOKS}
-        train(live, *words, hooks=hooks)
+        # In a list: their random numbers depend on their labels, which relog chooses in this way.
+        train(live, *words, hooks=[kind() for kind in relog_hooks.HOOKS])
         for kind in relog_hooks.HOOKS:
             chosen = folder / f"{kind.__name__}.py"
             write_hook(chosen, kind.__name__)

@@ -26,8 +26,8 @@ from time_travel import hash_folder
 from what_if import QUIET
 
 from phasetrain.addons.experiments.options import WhyOptions
+from phasetrain.addons.experiments.travel.order import SampleOrder
 from phasetrain.addons.experiments.travel.past_run import open_past_run
-from phasetrain.addons.experiments.travel.sample_order import SampleOrder
 from phasetrain.addons.experiments.travel.why import explain_spike
 from phasetrain.addons.libraries.scikit_learn import load_sklearn
 from phasetrain.addons.text.blocks import load_alice
@@ -131,11 +131,10 @@ def train(folder: Path, *words: str) -> None:
 
 def ask(folder: Path) -> dict[str, Any]:
     """Ask for the cause of the highest spike of a run."""
-    answer = explain_spike(str(folder), WhyOptions(trust=True))
-    content = answer.to_json()
+    content = explain_spike(str(folder), WhyOptions(trust=True))
     cost = content["cost"]
     return {
-        "cause": "none" if answer.goal is None else content["cause"] or "neither",
+        "cause": "none" if content["goal"] is None else content["cause"] or "neither",
         "cause_update": content["cause_update"],
         "samples": [sample["id"] for sample in content["samples"]],
         "cost": cost["replayed"] + cost["trained"],
@@ -162,7 +161,7 @@ def plant(folder: Path, kind: str, number: int) -> tuple[Path, dict[str, Any]]:
         if not plain.exists():
             train(plain, *words, "RUN.pause_at=1")
         with open_past_run(str(plain)) as past:
-            ids = SampleOrder(past).list_updates(update, update).columns["sample"]
+            ids = SampleOrder(past).list_updates(update, update).list_column("sample")
         sample = int(generator.choice(ids))
         words += [
             *("DATA.TRAIN.dataset=why.load_poisoned", f"DATA.TRAIN.task={task}"),

@@ -4,8 +4,8 @@ import json
 import logging
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -14,11 +14,6 @@ from typing import Any
 
 import torch
 
-from phasetrain.addons.experiments.bisect.commits import (
-    describe_commit,
-    list_suspects,
-    parse_range,
-)
 from phasetrain.addons.experiments.bisect.evidence import Evidence, NoDifferenceError
 from phasetrain.addons.experiments.bisect.minimal_set import find_minimal_set
 from phasetrain.addons.experiments.bisect.verdict_log import Verdict, VerdictLog
@@ -35,7 +30,7 @@ from phasetrain.addons.experiments.judge.processes import (
     launch_process,
     stop_on_signals,
 )
-from phasetrain.addons.experiments.judge.revisions import find_commit, open_revision
+from phasetrain.addons.experiments.judge.revisions import find_commit, open_revision, run_git
 from phasetrain.addons.experiments.judge.trained_runs import RUNS, RunStore
 from phasetrain.addons.experiments.options import BisectOptions
 from phasetrain.config.changes import ABSENT, Change, compare_configs
@@ -94,27 +89,18 @@ class Bisection:
 
     def to_text(self) -> str:
         """Return the answer for people."""
-        lines = []
-        for number, cause in enumerate(self.causes):
-            if number:
-                lines.append("another set that makes the difference without these changes:")
-            lines += [f"  {each['text']}" for each in cause]
-        count = format_count(self.decided, "verdict")
-        runs = format_count(self.runs, "run")
-        lines += [
-            f"decided by {self.by}, {self.extent}; {count}, {self.made} now, {runs} trained now, "
-            f"in {self.log}",
+        causes = ["\n".join(f"  {each['text']}" for each in cause) for cause in self.causes]
+        lines = [
+            "\nanother set that makes the difference without these changes:\n".join(causes),
+            f"decided by {self.by}, {self.extent}; {format_count(self.decided, 'verdict')}, "
+            f"{self.made} now, {format_count(self.runs, 'run')} trained now, in {self.log}",
             *self.notes,
         ]
         return "\n".join(lines)
 
 
 def bisect(
-    words: Sequence[str],
-    options: BisectOptions,
-    *,
-    launch: Callable[..., int] = launch_process,
-    say: Callable[[str], None] = log.info,
+    words: Sequence[str], options: BisectOptions, *, launch: Callable[..., int] = launch_process
 ) -> Bisection:
     """Find the changes that make the difference between two configs or two revisions.
 
@@ -125,7 +111,6 @@ def bisect(
             run in each.
         options: how to decide.
         launch: runs a process, see `launch_process`.
-        say: gets a line for each verdict.
 
     Raises:
         ConfigError: there is nothing to find, or it cannot be found (codes `bisect.*`).
@@ -133,63 +118,58 @@ def bisect(
     """
     kind = _CommitSearch if options.range else _ConfigSearch
     with stop_on_signals(), ExitStack() as stack:
-        return kind(words, options, launch, say, stack).find()
+        return kind(words, options, launch, stack).find()
 
 
+@dataclass
 class _Search(ABC):
     """Common base of the searches for changes and for commits.
 
-    Args:
+    Attributes:
         words: the words of the command.
         options: how to decide.
         launch: runs a process.
-        say: gets a line for each verdict.
         stack: is closed at the end.
     """
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        options: BisectOptions,
-        launch: Callable[..., int],
-        say: Callable[[str], None],
-        stack: ExitStack,
-    ) -> None:
-        self.words = tuple(words)
-        self.options = options
-        self.say = say
-        self.stack = stack
+    words: Sequence[str]
+    options: BisectOptions
+    launch: Callable[..., int]
+    stack: ExitStack
+
+    def __post_init__(self) -> None:
         self.notes: list[str] = []
-        self.whole = options.is_full
+        self.whole = self.options.is_full
         self.is_certain = True
-        self._launch = launch
-        good, bad, self.suspects = self.open_ends()
-        self.good, self.bad = good, bad
-        question = {"good": good.name, "bad": bad.name, "suspects": self.suspects}
+        # A warm parent stays until the end, and a commit has one of its own.
+        run = partial(self.launch, group="bisect", is_warm=not self.options.range)
+        configs = self.options.config_dir
+        trust = self.options.trust
+        self.add_facts = partial(add_facts, launch=run, config_dir=configs, trust=trust)
+        self.good, self.bad, self.suspects = self.open_ends()
+        question = {"good": self.good.name, "bad": self.bad.name, "suspects": self.suspects}
         content = [
-            [good.digest, bad.digest, question],
+            [self.good.digest, self.bad.digest, question],
             # Runs have equal bits on equal machines only.
             [platform.node(), torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()],
-            asdict(options),
+            asdict(self.options),
         ]
         digest = blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=4).hexdigest()
         root = f"{RUNS}/bisect-{digest}"
-        self.log = stack.enter_context(closing(VerdictLog(Path(root), question)))
-        self.store, again = (
-            RunStore(
-                start, folder, config_dir=options.config_dir, trust=options.trust, reuses=False
-            )
-            for start, folder in (
-                (self.launch, root),
-                (partial(launch, group="again"), f"{root}/again"),
-            )
-        )
+        self.log = self.stack.enter_context(closing(VerdictLog(Path(root), question)))
+        self.store = RunStore(run, root, configs, trust, reuses=False)
+        run_again = partial(self.launch, group="again")
+        again = RunStore(run_again, f"{root}/again", configs, trust, reuses=False)
         metric = self._choose_metric()
-        self.evidence = Evidence(good, bad, self.store, again, options, metric=metric, say=say)
+        self.evidence = Evidence(self.good, self.bad, self.store, again, self.options, metric)
 
     @abstractmethod
     def open_ends(self) -> tuple[Contender, Contender, list[str]]:
         """Return GOOD and BAD, and the names of the changes or commits to choose from."""
+
+    @abstractmethod
+    def open_contender(self, subject: Sequence[str]) -> AbstractContextManager[Contender]:
+        """Return GOOD with some changes, or a commit, for as long as the context lasts."""
 
     @abstractmethod
     def search(self) -> tuple[list[list[str]], str]:
@@ -204,34 +184,74 @@ class _Search(ABC):
     def describe(self, suspect: str) -> dict[str, Any]:
         """Return the entries of a suspect in the answer; `text` is for people."""
 
+    @abstractmethod
+    def name(self, subject: Sequence[str]) -> str:
+        """Return a set of changes, or a commit, as text."""
+
     def find(self) -> Bisection:
         """Return the changes that make the difference."""
-        difference = self._compare_ends()
-        self.say(difference)
+        if not self.whole:
+            try:
+                difference = self.evidence.compare_ends(whole=False)
+            except NoDifferenceError:
+                log.info("GOOD and BAD have equal bits in short runs: comparing whole runs")
+                self.whole = True
+        if self.whole:
+            difference = self.evidence.compare_ends(whole=True)
+        log.info(difference)
         causes, by = self.search()
         # A short run shows early differences only, and another suspect may act later.
         if not self.whole and self.evidence.metric and not self.evidence.is_failure:
-            self.say("checking the answer in whole runs")
+            log.info("checking the answer in whole runs")
             if not self.holds(causes[0]):
-                self.say("they have no such difference: searching again in whole runs")
+                log.info("they have no such difference: searching again in whole runs")
                 self.whole = True
                 causes, by = self.search()
-        return self._conclude(difference, causes, by)
-
-    def launch(self, words: Sequence[str], working_folder: WorkingFolder, output: Path) -> int:
-        """Run a module in a process, see `launch_process`."""
-        # A warm parent stays until the end, and a commit has one of its own.
-        is_warm = not self.options.range
-        return self._launch(words, working_folder, output, group="bisect", is_warm=is_warm)
-
-    def add_facts(self, contender: Contender) -> Contender:
-        """Return a contender with the facts about its runs."""
-        return add_facts(
-            contender,
-            self.launch,
-            config_dir=self.options.config_dir,
-            trust=self.options.trust,
+        metric = self.evidence.metric
+        if metric and any((each.kind, each.by) == ("other", "bits") for each in self.log.values()):
+            self.notes.append(f"{metric} does not tell BAD from GOOD: bits decide")
+        if not self.is_certain:
+            self.notes.append("the others cannot be run, so the first one may be any of these")
+        undecided = self.log.list_undecided()
+        if undecided:
+            self.notes.append(
+                f"{len(undecided)} of {format_count(len(self.log), 'verdict')} say neither good "
+                f"nor bad; {self.log.path} has the reasons"
+            )
+        extent = f"runs of {format_count(self.options.short, 'update')}"
+        return Bisection(
+            difference,
+            [[self.describe(suspect) for suspect in cause] for cause in causes],
+            self.is_certain,
+            by,
+            "in whole runs" if self.whole else f"in {extent}",
+            len(self.suspects),
+            len(self.log),
+            self.log.made,
+            len(self.store.trained),
+            self.notes,
+            undecided,
+            str(self.log.path),
         )
+
+    def decide(self, subject: Sequence[str], *, whole: bool | None = None) -> Verdict:
+        """Return the verdict on a set of changes or a commit, from the log or by runs.
+
+        Args:
+            subject: the changes, or the commit.
+            whole: whether to compare whole runs; None: as the search does.
+        """
+        whole = self.whole if whole is None else whole
+        test = f"{'whole' if whole else 'short'} {' '.join(subject)}"
+        verdict = self.log.get(test)
+        if verdict is None:
+            with self.open_contender(subject) as contender:
+                verdict = self.evidence.decide(contender, whole=whole)
+                self.log.add(test, verdict)
+                if verdict.kind != "skip":
+                    self.evidence.discard(contender)
+                log.info("%s: %s (%s)", self.name(subject), verdict.kind, verdict.detail)
+        return verdict
 
     def _choose_metric(self) -> str:
         if self.options.is_bits:
@@ -243,61 +263,6 @@ class _Search(ABC):
             return monitors.pop()
         self.notes.append("no metric is common to both, so bits alone decide; --metric names one")
         return ""
-
-    def _compare_ends(self) -> str:
-        """Return how GOOD and BAD differ: in short runs, else in whole ones."""
-        if not self.whole:
-            try:
-                return self.evidence.compare_ends(whole=False)
-            except NoDifferenceError:
-                self.say("GOOD and BAD have equal bits in short runs: comparing whole runs")
-                self.whole = True
-        return self.evidence.compare_ends(whole=True)
-
-    def decide(self, subject: str, label: str, contender: Contender, *, whole: bool) -> Verdict:
-        """Return the verdict on a contender, from the log or by runs."""
-        test = _name_test(subject, whole=whole)
-        verdict = self.log.get(test)
-        if verdict is None:
-            verdict = self.evidence.decide(contender, whole=whole)
-            self.log.add(test, verdict)
-            if verdict.kind != "skip":
-                self.evidence.discard(contender)
-            self.say(f"{label}: {verdict.kind} ({verdict.detail})")
-        return verdict
-
-    def _conclude(self, difference: str, causes: list[list[str]], by: str) -> Bisection:
-        metric = self.evidence.metric
-        like_neither = [verdict for verdict in self.log.verdicts if verdict.kind == "other"]
-        if metric and any(verdict.by == "bits" for verdict in like_neither):
-            self.notes.append(f"{metric} does not tell BAD from GOOD: bits decide")
-        if not self.is_certain:
-            self.notes.append("the others cannot be run, so the first one may be any of these")
-        undecided = self.log.list_undecided()
-        if undecided:
-            self.notes.append(
-                f"{len(undecided)} of {format_count(len(self.log), 'verdict')} say neither good "
-                f"nor bad; {self.log.path} has the reasons"
-            )
-        extent = f"in runs of {format_count(self.options.short, 'update')}"
-        return Bisection(
-            difference,
-            [[self.describe(suspect) for suspect in cause] for cause in causes],
-            self.is_certain,
-            by,
-            "in whole runs" if self.whole else extent,
-            len(self.suspects),
-            len(self.log),
-            self.log.made,
-            len(self.store.trained),
-            self.notes,
-            undecided,
-            str(self.log.path),
-        )
-
-
-def _name_test(subject: str, *, whole: bool) -> str:
-    return f"{'whole' if whole else 'short'} {subject}"
 
 
 class _ConfigSearch(_Search):
@@ -330,8 +295,14 @@ class _ConfigSearch(_Search):
             )
         if "RUN.seed" in {change.path for change in changes}:
             self.notes.append(f"RUN.seed differs; all runs have seed {good.facts.seed} and later")
-        self.say(f"GOOD and BAD differ in {len(self.changes)} keys that can change bits")
+        log.info("GOOD and BAD differ in %d keys that can change bits", len(self.changes))
         return good, bad, list(self.changes)
+
+    @contextmanager
+    def open_contender(self, subject: Sequence[str]) -> Iterator[Contender]:
+        """Yield GOOD with some of the changes."""
+        overrides = [_make_override(self.changes[path]) for path in subject]
+        yield replace(self.good, words=(*self.good.words, *overrides))
 
     def search(self) -> tuple[list[list[str]], str]:
         """Return the sets of keys that make the difference."""
@@ -349,35 +320,31 @@ class _ConfigSearch(_Search):
             causes.append(find_minimal_set(rest, self._test))
             rest = [path for path in rest if path not in causes[-1]]
         causes.sort(key=len)
-        return causes, self._decide(causes[0], whole=self.whole).by
+        return causes, self.decide(causes[0]).by
 
     def holds(self, cause: Sequence[str]) -> bool:
         """Return whether whole runs with these changes are like BAD."""
-        return len(cause) == len(self.suspects) or self._decide(cause, whole=True).kind == "bad"
+        return len(cause) == len(self.suspects) or self.decide(cause, whole=True).kind == "bad"
 
     def describe(self, suspect: str) -> dict[str, Any]:
         """Return both values of a key."""
         change = self.changes[suspect]
         values = {"good": change.old, "bad": change.new}
-        old, new = (
-            "absent" if value is ABSENT else format_value(value) for value in values.values()
-        )
+        texts = ["absent" if each is ABSENT else format_value(each) for each in values.values()]
         return {
             "key": suspect,
             **{side: None if value is ABSENT else value for side, value in values.items()},
             "override": _make_override(change),
-            "text": f"{suspect}: {old} -> {new}",
+            "text": f"{suspect}: {' -> '.join(texts)}",
         }
 
-    def _test(self, paths: Sequence[str]) -> bool | None:
-        verdict = self._decide(paths, whole=self.whole)
-        return None if verdict.kind == "skip" else verdict.kind == "bad"
+    def name(self, subject: Sequence[str]) -> str:
+        """Return the number of changes and the first keys."""
+        return f"{len(subject)} of {len(self.suspects)} ({join_first(subject, MAX_LISTED)})"
 
-    def _decide(self, paths: Sequence[str], *, whole: bool) -> Verdict:
-        overrides = [_make_override(self.changes[path]) for path in paths]
-        contender = replace(self.good, words=(*self.good.words, *overrides))
-        label = f"{len(paths)} of {len(self.suspects)} ({join_first(paths, MAX_LISTED)})"
-        return self.decide(" ".join(paths), label, contender, whole=whole)
+    def _test(self, paths: Sequence[str]) -> bool | None:
+        verdict = self.decide(paths)
+        return None if verdict.kind == "skip" else verdict.kind == "bad"
 
 
 def _make_override(change: Change) -> str:
@@ -393,24 +360,36 @@ class _CommitSearch(_Search):
         """Return A and B, and the commits after A."""
         check_words(self.words)
         self.here = str(Path.cwd())
-        first, last = parse_range(self.options.range, self.here)
-        good = self.add_facts(self._check_out(first, self.stack))
+        commits = _parse_range(self.options.range, self.here)
+        good, bad = (self.stack.enter_context(self._check_out(commit)) for commit in commits)
+        good = self.add_facts(good)
         # The facts of A serve all commits: they are about its config, and a process takes time.
-        bad = replace(self._check_out(last, self.stack), facts=good.facts)
-        return good, bad, list_suspects(self.here, [first], last)
+        bad = replace(bad, facts=good.facts)
+        return good, bad, _list_suspects(self.here, [good.commit], bad.commit)
+
+    @contextmanager
+    def open_contender(self, subject: Sequence[str]) -> Iterator[Contender]:
+        """Yield a commit, checked out."""
+        [commit] = subject
+        ends = {end.commit: end for end in (self.good, self.bad)}
+        if commit in ends:
+            yield ends[commit]
+        else:
+            with self._check_out(commit) as contender:
+                yield replace(contender, facts=self.good.facts)
 
     def search(self) -> tuple[list[list[str]], str]:
         """Return the first bad commit last, and before it the commits without a verdict of which
         one may be it."""
         good, bad = {self.good.commit}, self.bad.commit
-        by = self._decide(bad, whole=self.whole).by
+        by = self.decide([bad]).by
         skipped: set[str] = set()
         while True:
-            suspects = list_suspects(self.here, good, bad)
+            suspects = _list_suspects(self.here, good, bad)
             commit = next((each for each in suspects[:-1] if each not in skipped), None)
             if commit is None:
                 break
-            verdict = self._decide(commit, whole=self.whole)
+            verdict = self.decide([commit])
             if verdict.kind == "good":
                 good.add(commit)
             # If bits alone decide, the first commit with other bits than GOOD is wanted.
@@ -425,28 +404,56 @@ class _CommitSearch(_Search):
         """Return whether whole runs have the difference at the commit, and not before it."""
         if not self.is_certain:
             return True  # no single commit was found that could be checked
-        if self._decide(cause[0], whole=True).kind == "good":
+        if self.decide(cause, whole=True).kind == "good":
             return False
         parent = find_commit(f"{cause[0]}^", self.here)
-        return parent == self.good.commit or self._decide(parent, whole=True).kind != "bad"
+        return parent == self.good.commit or self.decide([parent], whole=True).kind != "bad"
 
     def describe(self, suspect: str) -> dict[str, Any]:
         """Return name and subject of a commit."""
-        return {"commit": suspect, "text": describe_commit(suspect, self.here)}
+        return {"commit": suspect, "text": _describe_commit(suspect, self.here)}
 
-    def _check_out(self, commit: str, stack: ExitStack) -> Contender:
-        """Return a commit in a worktree that is removed with the stack."""
-        revision = stack.enter_context(open_revision(commit, self.here))
-        label = describe_commit(commit, self.here)
-        return Contender(label, self.words, commit=commit, working_folder=revision.working_folder)
+    def name(self, subject: Sequence[str]) -> str:
+        """Return name and subject of a commit."""
+        return _describe_commit(subject[0], self.here)
 
-    def _decide(self, commit: str, *, whole: bool) -> Verdict:
-        for end in (self.good, self.bad):
-            if end.commit == commit:
-                return self.decide(commit, end.name, end, whole=whole)
-        verdict = self.log.get(_name_test(commit, whole=whole))
-        if verdict is not None:
-            return verdict
-        with ExitStack() as stack:
-            contender = replace(self._check_out(commit, stack), facts=self.good.facts)
-            return self.decide(commit, contender.label, contender, whole=whole)
+    @contextmanager
+    def _check_out(self, commit: str) -> Iterator[Contender]:
+        """Yield a commit in a worktree, which is removed in the end."""
+        label = _describe_commit(commit, self.here)
+        with open_revision(commit, self.here) as revision:
+            yield Contender(
+                label, tuple(self.words), commit=commit, working_folder=revision.working_folder
+            )
+
+
+def _parse_range(text: str, folder: str) -> tuple[str, str]:
+    """Return the commits A and B of a range `A..B`; without B, HEAD.
+
+    Raises:
+        ConfigError: it is no range, or A is no ancestor of B (code `bisect.range`).
+    """
+    first, dots, last = text.partition("..")
+    if first and dots and not last.startswith("."):
+        good, bad = find_commit(first, folder), find_commit(last or "HEAD", folder)
+        is_ancestor = not run_git(["rev-list", "-1", good, f"^{bad}"], folder)
+        if is_ancestor and good != bad:
+            return good, bad
+    raise ConfigError(
+        f"--rev {text}: expected A..B, such as v1.0..main, a revision without the difference and a "
+        "later one with it; A has to be an ancestor of B: swap them, or name their merge base as A",
+        code="bisect.range",
+    )
+
+
+def _list_suspects(folder: str, good: Collection[str], bad: str) -> list[str]:
+    """Return the commits that may be the first bad one, as git bisect chooses them: the one first
+    that divides the others best; the bad one is the last."""
+    words = ["rev-list", "--bisect-all", bad, *(f"^{commit}" for commit in sorted(good))]
+    commits = [line.split()[0] for line in run_git(words, folder).splitlines() if line]
+    return [*(commit for commit in commits if commit != bad), bad]
+
+
+def _describe_commit(commit: str, folder: str) -> str:
+    """Return abbreviated name and subject of a commit."""
+    return run_git(["log", "-1", "--format=%h %s", commit], folder)

@@ -2,7 +2,7 @@
 
 import fcntl
 import json
-from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,21 +29,24 @@ class Verdict:
     detail: str
 
 
-class VerdictLog:
+class VerdictLog(dict[str, Verdict]):
     """Verdicts by subject; a line of the file for each.
 
     Args:
         folder: folder of the file, which is made.
         question: description of the search, for readers of the file.
 
+    Attributes:
+        made: number of verdicts that this process has added.
+
     Raises:
         ConfigError: another process has opened it (code `bisect.in_use`).
     """
 
     def __init__(self, folder: Path, question: dict[str, Any]) -> None:
+        super().__init__()
         self.path = folder / FILE
         self.made = 0
-        self._verdicts: dict[str, Verdict] = {}
         folder.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("ab")
         try:
@@ -59,48 +62,31 @@ class VerdictLog:
         if torn:  # by a kill; without an end, the next line would be torn as well
             self._file.write(b"\n")
         for line in lines:
-            self._read(line)
+            with suppress(ValueError):  # a kill has torn it
+                content = json.loads(line)
+                if "subject" in content:  # else the question
+                    subject = content.pop("subject")
+                    self[subject] = Verdict(**content)
         if not lines:
             self._write({"question": question})
-
-    def __len__(self) -> int:
-        return len(self._verdicts)
-
-    @property
-    def verdicts(self) -> Collection[Verdict]:
-        """All verdicts."""
-        return self._verdicts.values()
 
     def close(self) -> None:
         """Let other processes write."""
         self._file.close()
 
-    def get(self, subject: str) -> Verdict | None:
-        """Return the verdict on a subject, if there is one."""
-        return self._verdicts.get(subject)
-
     def add(self, subject: str, verdict: Verdict) -> None:
         """Append a verdict."""
         self.made += 1
-        self._verdicts[subject] = verdict
+        self[subject] = verdict
         self._write({"subject": subject, **asdict(verdict)})
 
     def list_undecided(self) -> list[str]:
         """Return the subjects that could not be run, or on which the metric could not decide."""
         return [
             subject
-            for subject, verdict in self._verdicts.items()
+            for subject, verdict in self.items()
             if verdict.kind == "skip" or (verdict.kind == "other" and verdict.by != "bits")
         ]
-
-    def _read(self, line: bytes) -> None:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            return  # a kill has torn it
-        if "subject" in content:  # else the question
-            subject = content.pop("subject")
-            self._verdicts[subject] = Verdict(**content)
 
     def _write(self, content: dict[str, Any]) -> None:
         self._file.write(json.dumps(content).encode() + b"\n")

@@ -1,21 +1,24 @@
 """Forks of a past run: the updates to a spike, trained again with one change, in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from math import isfinite, nan
+from functools import partial
+from math import inf, isfinite, nan
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from phasetrain.addons.experiments.travel.past_run import PastRun
+from phasetrain.addons.experiments.travel.past_run import Difference
 from phasetrain.addons.experiments.travel.spikes import Spike
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.engine.batch import Batch
-from phasetrain.errors import NumericsError
+from phasetrain.errors import ChangedError, NumericsError
 from phasetrain.optim.multi_optimizer import MultiOptimizer
+from phasetrain.runtime.format import join_first
 from phasetrain.runtime.nested import map_tensors
 
 AFTER = 2
@@ -71,7 +74,7 @@ class Fork:
     update: int
     change: str
     value: float | None
-    after: tuple[float, ...]
+    after: tuple[float | None, ...]
     removes: bool
 
 
@@ -97,8 +100,23 @@ class SampleScore:
         return f"at place {self.place}" if self.id is None else f"{self.id:,}"
 
 
-class OverBudgetError(Exception):
-    """The next step would train more updates than allowed."""
+@dataclass(frozen=True)
+class Cause:
+    """The proven cause.
+
+    Attributes:
+        kind: `sample`, `samples`, `learning_rate`, `clip`, `state` or `precision`.
+        update: the update in which it acted.
+        text: the cause as a sentence without the values.
+        fork: the fork without it.
+        samples: the samples that are the cause.
+    """
+
+    kind: str
+    update: int
+    text: str
+    fork: Fork
+    samples: tuple[SampleScore, ...] = ()
 
 
 Apply = Callable[[Visit], AbstractContextManager[object]]
@@ -112,47 +130,70 @@ class Forks:
         visit: the run.
         goal: the value to watch.
         limit: maximum number of updates to train.
-        replayed: updates that were trained to reach the first state.
 
     Attributes:
         replayed: updates that were trained to reach states of the run.
         trained: updates that were trained in forks, and measurements of all samples of an update.
         forks: the forks, in order.
         skipped: changes that were not tried, because they would have exceeded the limit.
+
+    Raises:
+        ChangedError: an update that leads to the state differs from the run (code `why.differs`).
     """
 
-    def __init__(self, visit: Visit, goal: Goal, limit: int, replayed: int) -> None:
+    def __init__(self, visit: Visit, goal: Goal, limit: int) -> None:
         self.visit = visit
         self.goal = goal
         self.limit = limit
-        self.replayed = replayed
+        self.replayed = 0
         self.trained = 0
         self.forks: list[Fork] = []
         self.skipped: list[str] = []
+        self.check(visit.replayed, visit.first_difference)
 
     @property
     def cost(self) -> int:
         """Number of updates that were trained."""
         return self.replayed + self.trained
 
-    def restore(self, update: int, more: int) -> None:
-        """Restore the state of the run before an update.
+    def restore(self, update: int, more: int) -> bool:
+        """Restore the state of the run before an update; False if the limit does not allow it.
 
         Args:
             update: the update.
             more: number of updates that will be trained from there.
 
         Raises:
-            OverBudgetError: the limit does not allow it.
+            ChangedError: an update on the way differs from the run (code `why.differs`).
         """
-        replayed = 0 if self.visit.has_state(update) else count_replayed(self.visit.past, update)
+        replayed = self.visit.past.count_replayed(update, self.visit.states)
         if self.cost + replayed + more > self.limit:
-            raise OverBudgetError
+            return False
         self.visit.goto(update)
-        self.replayed += self.visit.replayed
+        self.check(self.visit.replayed, self.visit.first_difference)
         self.trained += more
+        return True
 
-    def fork(self, update: int, change: str, apply: Apply, *, further: bool = True) -> Fork | None:
+    def check(self, replayed: int, difference: Difference | None) -> None:
+        """Count updates of the run that were trained again, and reject a difference.
+
+        Raises:
+            ChangedError: there is one (code `why.differs`).
+        """
+        self.replayed += replayed
+        if difference is not None:
+            update, components = difference
+            raise ChangedError(
+                f"update {update}, trained again, is not the update of the run: "
+                f"{', '.join(components)} differ from the ledger, so forks would prove nothing "
+                f"about it; phasetrain replay {self.visit.past.folder.path} RUN.step={update} "
+                "shows why",
+                code="why.differs",
+            )
+
+    def fork(
+        self, update: int, change: str, apply: Apply, *, further: bool = True, last: int = 0
+    ) -> Fork | None:
         """Train the updates from a changed one to the goal; None if the limit does not allow it.
 
         Args:
@@ -160,76 +201,68 @@ class Forks:
             change: the change as text.
             apply: makes the change.
             further: train a little further if the change removes the spike.
+            last: the update whose loss is compared; 0: the one of the goal.
         """
         goal, visit = self.goal, self.visit
-        try:
-            self.restore(update, goal.update - update + 1)
-        except OverBudgetError:
+        last = last or goal.update
+        if not self.restore(update, last - update + 1):
             self.skipped.append(f"update {update} {change}")
             return None
-        value: float | None = nan
-        try:
-            with apply(visit):
-                value = self._train()
-            while visit.update <= goal.update:
-                value = self._train()
-            if goal.name != "loss":
-                split, _, metric = goal.name.partition("/")
-                value = visit.metrics.get(split, {}).get(metric, nan)
-        except NumericsError:
-            value = nan
+        with apply(visit):
+            value = self._train()
+        while visit.batches and visit.update <= last:
+            value = self._train()
+        if goal.name != "loss" and visit.update > last:
+            split, _, metric = goal.name.partition("/")
+            value = visit.metrics.get(split, {}).get(metric, nan)
         removes = goal.is_gone(value)
-        after: list[float] = []
-        if removes and further and goal.name == "loss":
-            try:
-                while visit.batches and len(after) < AFTER and self.cost < self.limit:
-                    self.trained += 1
-                    after.append(visit.train()[0])
-            except NumericsError:
-                after.append(nan)
+        after: list[float | None] = []
+        rest = AFTER if removes and further and goal.name == "loss" else 0
+        while visit.batches and len(after) < rest and self.cost < self.limit:
+            self.trained += 1
+            after.append(self._train())
         made = Fork(update, change, value, tuple(after), removes)
         self.forks.append(made)
         return made
 
     def _train(self) -> float | None:
-        """Train an update, and return its loss; None without a sample."""
+        """Train an update, and return its loss; None without a sample, NaN if it ends the run."""
         has_samples = bool(self.visit.batches)
-        loss, _ = self.visit.train()
+        try:
+            loss = float(self.visit.train().loss)
+        except NumericsError:
+            self.visit.batches = []
+            return nan
         return loss if has_samples else None
 
-    def move_batch(self, update: int) -> Fork:
-        """Train an update with the batch of the next one.
-
-        Raises:
-            OverBudgetError: the limit does not allow it.
-        """
-        self.restore(update + 1, 0)
-        batches = self.visit.batches
-        self.restore(update, 1)
-        self.visit.batches = batches
-        try:
-            value = self._train()
-        except NumericsError:
-            value = nan
-        text = f"with the samples of update {update + 1}"
-        made = Fork(update, text, value, (), self.goal.is_gone(value))
-        self.forks.append(made)
-        return made
-
     def measure(self, update: int) -> list[SampleScore]:
-        """Return loss and gradient norm of each sample of an update in the state before it.
-
-        Raises:
-            OverBudgetError: the limit does not allow it.
-        """
-        self.restore(update, 1)
-        return list(_measure_samples(self.visit))
-
-
-def count_replayed(past: PastRun, update: int) -> int:
-    """Return how many updates have to be trained to reach the state before an update."""
-    begins = [int(saved.manifest.state["updates"]) for saved in past.list_checkpoints()]
-    return update - 1 - max((begin for begin in begins if begin < update), default=0)
+        """Return loss and gradient norm of each sample of an update in the state before it; none if
+        the limit does not allow it."""
+        if not self.restore(update, 1):
+            self.skipped.append(f"update {update} without one of its samples")
+            return []
+        task = self.visit.task
+        weights = [
+            weight
+            for updater in task.updaters.values()
+            for weight in updater.gradients.parameters
+            if weight.requires_grad
+        ]
+        # One sample alone has no batch statistics, and dropout would hide its loss.
+        task.model.eval()
+        scores = []
+        for place, (batch, row, id_) in enumerate(list_samples(self.visit.batches)):
+            alone = select_rows(batch, [row])
+            if batch.weight is not None:
+                alone.weight = task.weight_of(alone)
+            loss = norm = nan
+            with suppress(*UNMEASURABLE), task.parts.machine.autocast():
+                out = task.forward(alone)
+                loss = float(out.loss.detach())
+                gradients = torch.autograd.grad(out.loss, weights, allow_unused=True)
+                norm = float(get_total_norm([grad for grad in gradients if grad is not None]))
+            scores.append(SampleScore(place, id_, loss, norm))
+        return scores
 
 
 def list_samples(batches: Sequence[Batch]) -> list[tuple[Batch, int, int | None]]:
@@ -269,48 +302,47 @@ def select_rows(batch: Batch, rows: Sequence[int]) -> Batch:
 @contextmanager
 def without_samples(places: Sequence[int], visit: Visit) -> Iterator[None]:
     """Leave samples out of the update, as DATA.TRAIN.exclude does."""
-    samples = list_samples(visit.batches)
-    kept = [(batch, row) for place, (batch, row, _) in enumerate(samples) if place not in places]
+    samples = enumerate(list_samples(visit.batches))
+    kept = [(batch, row) for place, (batch, row, _) in samples if place not in places]
     batches = []
     for batch in visit.batches:
         rows = [row for other, row in kept if other is batch]
-        if not rows:
-            continue
-        smaller = select_rows(batch, rows)
-        if batch.weight is not None:
-            smaller.weight = visit.task.weight_of(smaller)
-        batches.append(smaller)
+        if rows:
+            smaller = select_rows(batch, rows)
+            if batch.weight is not None:
+                smaller.weight = visit.task.weight_of(smaller)
+            batches.append(smaller)
     visit.batches = batches
     yield
 
 
 @contextmanager
-def with_learning_rate(change: Callable[[float], float], visit: Visit) -> Iterator[None]:
-    """Step with another learning rate, whatever schedules and hooks have set."""
+def with_batches(batches: list[Batch], visit: Visit) -> Iterator[None]:
+    """Train the update with other batches."""
+    visit.batches = batches
+    yield
+
+
+@contextmanager
+def with_learning_rate(factor: float, visit: Visit) -> Iterator[None]:
+    """Multiply the learning rate, whatever schedules and hooks have set."""
     kept: list[tuple[dict[str, Any], Any]] = []
 
     def begin(optimizer: torch.optim.Optimizer, *_call: object) -> None:
         for group in optimizer.param_groups:
             kept.append((group, group["lr"]))
-            group["lr"] = change(float(group["lr"]))
+            group["lr"] = factor * float(group["lr"])
 
     def end(*_call: object) -> None:
         for group, lr in kept:
             group["lr"] = lr
         kept.clear()
 
-    optimizers = [updater.optimizer for updater in visit.task.updaters.values()]
-    hooks = [
-        handle
-        for optimizer in optimizers
-        for handle in (
-            optimizer.register_step_pre_hook(begin),
-            optimizer.register_step_post_hook(end),
-        )
-    ]
-    yield
-    for handle in hooks:
-        handle.remove()
+    with ExitStack() as hooks:
+        for updater in visit.task.updaters.values():
+            hooks.callback(updater.optimizer.register_step_pre_hook(begin).remove)
+            hooks.callback(updater.optimizer.register_step_post_hook(end).remove)
+        yield
 
 
 @contextmanager
@@ -338,7 +370,8 @@ def with_float32(visit: Visit) -> Iterator[None]:
     del task.forward
 
 
-def with_fresh_optimizer(visit: Visit) -> AbstractContextManager[None]:
+@contextmanager
+def with_fresh_optimizer(visit: Visit) -> Iterator[None]:
     """Forget the state of the optimizers, such as momentum."""
     for updater in visit.task.updaters.values():
         optimizer = updater.optimizer
@@ -347,28 +380,96 @@ def with_fresh_optimizer(visit: Visit) -> AbstractContextManager[None]:
             parts = list(optimizer.optimizers.values())
         for part in parts:
             part.state.clear()
-    return nullcontext()
+    yield
 
 
-def _measure_samples(visit: Visit) -> Iterator[SampleScore]:
-    """Yield the scores of the samples of an update in the state before it."""
-    task = visit.task
-    weights = [
-        weight
-        for updater in task.updaters.values()
-        for weight in updater.gradients.parameters
-        if weight.requires_grad
-    ]
-    # One sample alone has no batch statistics, and dropout would hide its loss.
-    task.model.eval()
-    for place, (batch, row, id_) in enumerate(list_samples(visit.batches)):
-        alone = select_rows(batch, [row])
-        if batch.weight is not None:
-            alone.weight = task.weight_of(alone)
-        loss = norm = nan
-        with suppress(*UNMEASURABLE), task.parts.machine.autocast():
-            out = task.forward(alone)
-            loss = float(out.loss.detach())
-            gradients = torch.autograd.grad(out.loss, weights, allow_unused=True)
-            norm = float(get_total_norm([grad for grad in gradients if grad is not None]))
-        yield SampleScore(place, id_, loss, norm)
+Found = tuple[Sequence[SampleScore], Fork]
+"""Samples, and the fork without them, in which the spike is gone."""
+
+
+def name_samples(scores: Sequence[SampleScore]) -> str:
+    """Return samples as text."""
+    names = join_first([score.name for score in scores], 4)
+    return f"sample {names}" if len(scores) == 1 else f"{len(scores)} samples ({names})"
+
+
+class SampleSearch:
+    """Searches the smallest group of samples of an update without which there is no spike.
+
+    Args:
+        forks: trains the forks.
+        update: the update.
+    """
+
+    def __init__(self, forks: Forks, update: int) -> None:
+        self._forks = forks
+        self._update = update
+        # The damage of a sample to the weights shows in later updates, and grows with its gradient.
+        self._acts_later = update < forks.goal.update
+        self._scores: list[SampleScore] = []
+
+    def find(self) -> Cause | None:
+        """Return the samples; None if there are none, or if the budget does not allow to find
+        them."""
+        self._scores = sorted(self._forks.measure(self._update), key=self._rank)
+        group = self._find_group() if self._scores else None
+        if group is None or not self._are_special(group[0]):
+            return None
+        chosen, fork = group
+        is_single = len(chosen) == 1
+        number, pronoun = ("alone", "it") if is_single else ("together", "them")
+        text = f"{name_samples(chosen)} {number}, in update {self._update}: without {pronoun}"
+        return Cause("sample" if is_single else "samples", self._update, text, fork, tuple(chosen))
+
+    def _rank(self, score: SampleScore) -> float:
+        value = score.gradient_norm if self._acts_later else score.loss
+        return -float(np.nan_to_num(value, nan=inf))  # what is not a number comes first
+
+    def _find_group(self) -> Found | None:
+        scores = self._scores
+        first = self._leave_out(scores[:1])
+        if first is None or first.removes:
+            return None if first is None else (scores[:1], first)
+        # A sample may spoil the loss of others and have a low one itself, as with batch norm.
+        half = len(scores) // 2
+        for ordered in (scores, scores[half:] + scores[:half]):
+            size = half if ordered is scores else len(scores) - half
+            without = self._leave_out(ordered[:size]) if size > 1 else None
+            if without is not None and without.removes:
+                # The first sample alone was not enough.
+                return self._narrow(ordered[:size], without, low=int(ordered is scores))
+        return None
+
+    def _narrow(self, group: Sequence[SampleScore], without: Fork, low: int) -> Found:
+        """Return the smallest part of a group without which there is no spike, a single sample if
+        possible; without the first `low` samples there is still a spike."""
+        high = len(group)
+        while high - low > 1:
+            middle = (low + high) // 2
+            fork = self._leave_out(group[:middle])
+            if fork is None:
+                break
+            if fork.removes:
+                high, without = middle, fork
+            else:
+                low = middle
+        last = group[high - 1 : high]
+        alone = without if high == 1 else self._leave_out(last)
+        if alone is not None and alone.removes:
+            return last, alone
+        return group[:high], without
+
+    def _leave_out(self, chosen: Sequence[SampleScore]) -> Fork | None:
+        places = [score.place for score in chosen]
+        text = f"without {name_samples(chosen)}"
+        change = partial(without_samples, places)
+        return self._forks.fork(self._update, text, change, further=len(chosen) == 1)
+
+    def _are_special(self, chosen: Sequence[SampleScore]) -> bool:
+        """Return whether it is these samples that matter, not the state or any change at all."""
+        others = [score for score in self._scores if score not in chosen]
+        if not self._acts_later or not others:
+            return True
+        # Any change of an unstable update may end elsewhere.
+        control = self._leave_out(others[-len(chosen) :])
+        return control is not None and not control.removes

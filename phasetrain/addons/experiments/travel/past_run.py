@@ -2,13 +2,17 @@
 
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from phasetrain.addons.experiments.replay.replay import find_start, read_ledger
-from phasetrain.addons.experiments.replay.updates import ReplayStart, select_components
+from phasetrain.addons.experiments.replay.updates import (
+    ReplayStart,
+    find_content,
+    select_components,
+)
 from phasetrain.app.setup import Setup, resolve_config
 from phasetrain.app.stored.stored_config import read_newest_command
 from phasetrain.app.train.resume import limit_to_checkpoint, list_code_changes
@@ -19,8 +23,9 @@ from phasetrain.config.trust import trust_only
 from phasetrain.engine.plan import Plan
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ConfigError
+from phasetrain.hooks.ledger import Content
 from phasetrain.runs.folder import RunFolder
-from phasetrain.runs.ledger import Ledger, LedgerRecord, list_differences
+from phasetrain.runs.ledger import LedgerRecord, list_differences
 from phasetrain.runs.view import RunView
 from phasetrain.runtime.format import format_count, format_estimate
 from phasetrain.runtime.storage import open_storage
@@ -28,6 +33,9 @@ from phasetrain.runtime.terminal import Terminal
 from phasetrain.tasks import SplitData
 
 log = logging.getLogger(__name__)
+
+Difference = tuple[int, tuple[str, ...]]
+"""An update that differs from the ledger, and its components that do."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +46,18 @@ class PastRun:
         folder: the run folder.
         setup: the config of its newest attempt.
         data: split -> data.
-        ledger: its records; None without the hook `ledger`.
+        ledger: its records by update; none without the hook `ledger`.
     """
 
     folder: RunFolder
     setup: Setup
     data: Mapping[str, SplitData]
-    ledger: Ledger | None
+    ledger: Mapping[int, LedgerRecord]
 
-    @property
+    @cached_property
     def last(self) -> int:
         """The last update of the run that its files record."""
-        if self.ledger is not None:
-            return self.ledger.last
-        return self.view.status.updates
+        return max(self.ledger, default=self.view.status.updates)
 
     @cached_property
     def view(self) -> RunView:
@@ -61,10 +67,8 @@ class PastRun:
     @property
     def processes(self) -> int:
         """World size of the newest attempt."""
-        if self.ledger:
-            return self.ledger[self.ledger.last].processes
-        count = self.view.environment.content.get("processes", 1)
-        return count if isinstance(count, int) else 1
+        newest = self.ledger.get(self.last, self.view.environment)
+        return newest.processes
 
     @cached_property
     def components(self) -> tuple[str, ...]:
@@ -100,10 +104,9 @@ class PastRun:
             ChangedError: config or data differ from the run.
         """
         start = find_start(self.setup, self.folder, self.data, update)
-        lines = start.warnings
-        if start.loaded is not None:
-            lines = (*lines, *list_code_changes(self.setup, start.loaded))
-        for line in lines:
+        loaded = start.loaded
+        changes = [] if loaded is None else list_code_changes(self.setup, loaded)
+        for line in (*start.warnings, *changes):
             log.warning(line)
         return start
 
@@ -113,15 +116,24 @@ class PastRun:
         saved, _ = list_checkpoints(storage, f"{folder}/{FOLDER}")
         return [checkpoint for checkpoint in saved if checkpoint.manifest.facts.healthy]
 
+    def count_replayed(self, update: int, kept: Iterable[int] = ()) -> int:
+        """Return how many updates have to be trained to reach the state before an update.
+
+        Args:
+            update: the update.
+            kept: numbers of updates before states in memory.
+        """
+        begins = [*kept, *(saved.manifest.state["updates"] for saved in self.list_checkpoints())]
+        return update - 1 - max((begin for begin in begins if begin < update), default=0)
+
     def announce(self, what: str, updates: float) -> None:
         """Log the updates that will be trained again, and how long as many took in the run, with
         tests."""
         status = self.view.status
         seconds = sum(status.run_seconds.get(name, 0.0) for name in ("train", "test", "data"))
-        time = ""
         if status.reached and seconds:
-            time = f", {format_estimate(seconds / status.reached * updates)}"
-        log.info("training %s%s", what, time)
+            what += f", {format_estimate(seconds / status.reached * updates)}"
+        log.info("training %s", what)
 
     def write_answer(self, suffix: str, name: str, text: str) -> str:
         """Write a file next to the run, whole or not at all, and return its path.
@@ -137,13 +149,26 @@ class PastRun:
         storage.replace(f"{folder}/{name}", text.encode())
         return f"{folder}/{name}"
 
-    def compare(self, record: LedgerRecord) -> list[str] | None:
+    def find_content(self, update: int) -> Content:
+        """Return how much of the content of batches the run has hashed at an update."""
+        if not self.ledger:
+            return "none"
+        return find_content(self.ledger[min(update, self.last)])
+
+    def compare(self, record: LedgerRecord | None) -> tuple[str, ...] | None:
         """Return the components in which a record differs from the one of the run; None if the run
         has none of this update."""
-        if self.ledger is None or record.updates not in self.ledger:
+        if record is None or record.updates not in self.ledger:
             return None
-        before = self.ledger[record.updates]
-        return [name for name in list_differences(before, record) if name in self.components]
+        differences = list_differences(self.ledger[record.updates], record)
+        return tuple(name for name in differences if name in self.components)
+
+    def compare_all(self, replayed: Mapping[int, LedgerRecord]) -> tuple[int, Difference | None]:
+        """Return how many replayed updates could be compared, and the first that differs."""
+        verdicts = {update: self.compare(record) for update, record in replayed.items()}
+        checked = sum(differs is not None for differs in verdicts.values())
+        differences = ((update, differs) for update, differs in verdicts.items() if differs)
+        return checked, next(differences, None)
 
 
 @contextmanager
@@ -172,4 +197,4 @@ def open_past_run(folder: str, *, trust: bool = False) -> Iterator[PastRun]:
         limit_to_checkpoint(files.storage, files.path)
     with trust_only(setup.trusted_paths):
         ledger = read_ledger(files.storage, files.path)
-        yield PastRun(files, setup, setup.builder().data(), ledger)
+        yield PastRun(files, setup, setup.builder().data(), ledger or {})

@@ -3,36 +3,38 @@
 import json
 import logging
 import math
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import isclass
+from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from phasetrain.addons.experiments.options import RelogOptions
-from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
-from phasetrain.addons.experiments.travel.relog_job import (
-    Job,
-    Segment,
-    SegmentLog,
-    load_hooks,
-    run_segment,
-)
-from phasetrain.checkpoint.commit import Saved
+from phasetrain.addons.experiments.replay.updates import replay_updates, start_at
+from phasetrain.addons.experiments.travel.past_run import Difference, PastRun, open_past_run
+from phasetrain.addons.experiments.travel.script import read_script, run_script
+from phasetrain.app.build_hooks import build_hooks, label_hooks
+from phasetrain.checkpoint.promised import FOLDER
+from phasetrain.checkpoint.reader import CheckpointReader
 from phasetrain.distributed import World
 from phasetrain.engine.batch import StepOutput
+from phasetrain.engine.plan import Phase
 from phasetrain.engine.position import COMPLETED
 from phasetrain.errors import ChangedError, ConfigError
+from phasetrain.hooks import Hook, Run
 from phasetrain.hooks.metrics import Metrics
+from phasetrain.proof.held import Saved, find_holders, list_kinds, list_modules, read_held
+from phasetrain.proof.positions import StepPosition
 from phasetrain.runs.records import parse_mapping
 from phasetrain.runs.view import RunView
+from phasetrain.runtime.child_processes import stop_with_parent
 from phasetrain.runtime.format import format_count, join_first
 from phasetrain.tasks.metering import LogMeans
 
@@ -41,9 +43,51 @@ log = logging.getLogger(__name__)
 SUFFIX = "-relog"
 """Appended to the path of a run: the folder of what was logged later."""
 
-MODULE = "phasetrain.addons.experiments.travel.relog_job"
+VALUES = {"step": ("updates", "logs"), "phase": ("phase", "metrics")}
+"""Kind of a line with numbers -> the entries with its place in the run, and with the numbers."""
 
 Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Updates from a state of the run up to another one.
+
+    Attributes:
+        checkpoint: name of the checkpoint to begin with; empty for the newest valid one before
+            `first`, and without one for the start of the run.
+        first: the first update that is wanted.
+        last: the last update to train.
+        end: phase and step at which it ends; None: after the last update, or at the end of the run.
+    """
+
+    checkpoint: str
+    first: int
+    last: int
+    end: StepPosition | None = None
+
+
+@dataclass
+class SegmentLog:
+    """Numbers that hooks have logged in a segment.
+
+    Attributes:
+        lines: the lines of metrics.jsonl, without times.
+        steps: phase, weight, and the logged numbers by name, of each step.
+        averages: phases whose metrics include the means of logged numbers.
+        begun: the phase in the middle of which the segment begins; None if it begins with a phase.
+        checked: updates that were compared with the ledger.
+        difference: the first of these that differs, with its components.
+        changed: attributes of hooks that have changed in the segment.
+    """
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[tuple[int, float, dict[str, float]]] = field(default_factory=list)
+    averages: list[int] = field(default_factory=list)
+    begun: int | None = None
+    checked: int = 0
+    difference: Difference | None = None
+    changed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -103,35 +147,34 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
                 "of its rank; relog needs a run of one process",
                 code="relog.world_size",
             )
-        live = _LiveLines.read(past.view)
-        job = Job(
-            folder,
-            options.hook,
-            Segment("", first, last),
-            options.every or _find_interval(past),
-            tuple(sorted(live.logs)),
-            options.trust,
-        )
         segments = plan_segments(past, first, last, options.jobs)
-        _announce(past, segments, first, last)
-        logs = _run_segments(past, job, segments)
+        begin = past.find_start(first).state.updates
+        count = format_count(len(segments), "segment")
+        text = f"updates {begin + 1} to {last} again in {count}"
+        past.announce(text, (last - begin) / len(segments))
+        logs = _run_segments(past, options, segments)
         kept = next((tuple(segment_log.changed) for segment_log in logs if segment_log.changed), ())
-        if kept and (len(segments) > 1 or past.find_start(first).state.updates):
+        if kept and (len(segments) > 1 or begin):
             log.info(
                 "a hook keeps values from update to update (%s): it runs from the start of the run",
                 join_first(kept, 3),
             )
-            segments = [replace(segments[-1], checkpoint="", from_start=True)]
-            logs = _run_segments(past, job, segments)
-        for segment_log in logs:
-            if segment_log.difference is not None:
-                raise _explain_difference(folder, segment_log.difference)
-        relogged = _select_range(logs, first, last)
-        omitted = live.find_conflicts(relogged)
-        lines = list(_list_new(relogged, live, _average_phases(logs)))
+            segments = [replace(segments[-1], checkpoint="", first=1)]
+            logs = _run_segments(past, options, segments)
+        for update, components in filter(None, (segment_log.difference for segment_log in logs)):
+            raise ChangedError(
+                f"update {update} with the hook is not the update of the run: "
+                f"{', '.join(components)} differ from the ledger. Either the hook changes the "
+                f"training, or code or machine are others, which phasetrain replay {folder} "
+                f"RUN.step={update} shows; nothing was written",
+                code="relog.differs",
+            )
+        replayed = [line for segment_log in logs for line in segment_log.lines]
+        replayed = [line for line in replayed if first <= line["updates"] <= last]
+        lines, omitted = _select_new(replayed, past.view, _average_phases(logs))
         if not lines:
             raise ConfigError(
-                f"{_name_source(options.hook)}: nothing was logged in updates {first} to {last} "
+                f"--hook {options.hook or 'none'}: nothing was logged in updates {first} to {last} "
                 "that the run has not logged itself; log it under another name, by "
                 "phasetrain.log(name, value) or into the metrics of on_metrics",
                 code="relog.nothing_new",
@@ -146,16 +189,13 @@ def relog(folder: str, options: RelogOptions) -> Relogged:
         # Not `metrics.jsonl`, which would make the folder a run.
         text = "".join(json.dumps(line) + "\n" for line in lines)
         path = past.write_answer(SUFFIX, f"{stem}.relog.jsonl", text)
-    names = dict.fromkeys(name for line in lines for name in _list_names(line))
+    names: dict[str, None] = {}
+    for line in lines:
+        kind = line["kind"]
+        names |= dict.fromkeys(line[VALUES[kind][1]] if kind in VALUES else [kind])
+    checked = sum(segment_log.checked for segment_log in logs)
     return Relogged(
-        path,
-        tuple(names),
-        len(lines),
-        (first, last),
-        len(segments),
-        sum(segment_log.checked for segment_log in logs),
-        kept,
-        omitted,
+        path, tuple(names), len(lines), (first, last), len(segments), checked, kept, tuple(omitted)
     )
 
 
@@ -163,225 +203,115 @@ def plan_segments(past: PastRun, first: int, last: int, jobs: int) -> list[Segme
     """Return segments of about equal length, at most one for each job; each but the first begins at
     a kept checkpoint."""
     usable = {
-        _count_updates(saved): saved
+        saved.manifest.state["updates"]: saved
         for saved in past.list_checkpoints()
         if saved.manifest.state["finished"] in ("", COMPLETED)
     }
     inner = sorted(updates for updates in usable if first <= updates < last)
     wanted = [first - 1 + (last - first + 1) * number / jobs for number in range(1, jobs)]
     nearest = {min(inner, key=lambda at: abs(at - target)) for target in wanted} if inner else set()
-    begins = [None, *(usable[updates] for updates in sorted(nearest))]
+    # Tests after the last update are in the answer: one more update, or the end of the run.
+    is_followed = last < past.last or past.view.status.state == "finished"
+    ends = [*sorted(nearest), None if is_followed or last not in usable else last]
+    begin = ""
     segments = []
-    for begin, end in zip(begins, [*begins[1:], None], strict=True):
-        name = "" if begin is None else begin.name
-        if end is not None:
-            segments.append(Segment(name, first, _count_updates(end), _locate(end)))
-        elif last < past.last or past.view.status.state == "finished":
-            # One more, or the end of the run: tests after the last update are in the answer.
-            segments.append(Segment(name, first, last + 1))
+    for end in ends:
+        if end is None:
+            segments.append(Segment(begin, first, last + 1 if is_followed else last))
         else:
-            newest = usable.get(last)
-            end_position = None if newest is None else _locate(newest)
-            segments.append(Segment(name, first, last, end_position))
+            state = usable[end].manifest.state
+            segments.append(Segment(begin, first, end, (state["phase"], state["step"])))
+            begin = usable[end].name
     return segments
-
-
-def _count_updates(saved: Saved) -> int:
-    return int(saved.manifest.state["updates"])
-
-
-def _locate(saved: Saved) -> tuple[int, int]:
-    return int(saved.manifest.state["phase"]), int(saved.manifest.state["step"])
 
 
 def _choose_updates(past: PastRun, updates: str) -> tuple[int, int]:
     first, colon, last = updates.partition(":")
-    numbers = [first or "1", (last if colon else first) or str(past.last)]
-    if all(number.isdigit() for number in numbers):
-        begin, end = map(int, numbers)
-        if 1 <= begin <= end <= past.last:
-            return begin, end
-    raise ConfigError(
-        f"--updates {updates}: expected A:B, updates from 1 to {past.last}, which "
-        f"{past.folder.path!r} has made",
-        code="relog.no_such_update",
-    )
-
-
-def _find_interval(past: PastRun) -> int:
-    """Return the updates between two logged steps of the run."""
-    for label, section in past.setup.config.HOOKS.items():
-        if section.get("name", label) == "metrics":
-            return int(section.get("every_updates", Metrics().every_updates))
-    return Metrics().every_updates
-
-
-def _announce(past: PastRun, segments: Sequence[Segment], first: int, last: int) -> None:
-    start = past.find_start(first).state.updates
-    count = format_count(len(segments), "segment")
-    text = f"updates {start + 1} to {last} again in {count}"
-    past.announce(text, (last - start) / len(segments))
-
-
-def _run_segments(past: PastRun, job: Job, segments: Sequence[Segment]) -> list[SegmentLog]:
-    """Run segments: a single one here, several at once in processes."""
-    jobs = [replace(job, segment=segment) for segment in segments]
-    if len(jobs) == 1:
-        return [run_segment(past, jobs[0])]
-    with (
-        tempfile.TemporaryDirectory(prefix="phasetrain-relog-") as scratch,
-        ThreadPoolExecutor(len(jobs)) as pool,
-    ):
-        folders = [Path(scratch, str(number)) for number in range(len(jobs))]
-        return list(pool.map(_run_process, jobs, folders))
-
-
-def _run_process(job: Job, folder: Path) -> SegmentLog:
-    """Run a segment in a new process."""
-    folder.mkdir()
-    (folder / "order.json").write_text(json.dumps(asdict(job)), encoding="utf-8")
-    paths = [str(folder / name) for name in ("order.json", "result.json")]
-    done = subprocess.run(
-        [sys.executable, "-m", MODULE, *paths],
-        env={**os.environ, "PYTHONSAFEPATH": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    if done.returncode or not Path(paths[1]).exists():
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    numbers = (first or "1", (last if colon else first) or str(past.last))
+    begin, end = (int(number) if number.isdigit() else 0 for number in numbers)
+    if not 1 <= begin <= end <= past.last:
         raise ConfigError(
-            f"{_name_source(job.hooks)}: updates up to {job.segment.last} failed: {lines[-1]}; "
-            f"--jobs 1 shows where; phasetrain at {job.folder} N opens a prompt just before "
-            "update N",
-            code="relog.job_failed",
+            f"--updates {updates}: expected A:B, updates from 1 to {past.last}, which "
+            f"{past.folder.path!r} has made",
+            code="relog.no_such_update",
         )
-    answer = json.loads(Path(paths[1]).read_text(encoding="utf-8"))
-    if "error" in answer:
-        error_class = ChangedError if answer["kind"] == "ChangedError" else ConfigError
-        raise error_class(answer["error"], code=answer["code"])
-    return SegmentLog(**answer["log"])
+    return begin, end
 
 
-def _explain_difference(folder: str, difference: tuple[int, Sequence[str]]) -> ChangedError:
-    update, components = difference
-    return ChangedError(
-        f"update {update} with the hook is not the update of the run: {', '.join(components)} "
-        "differ from the ledger. Either the hook changes the training, or code or machine are "
-        f"others, which phasetrain replay {folder} RUN.step={update} shows; nothing was written",
-        code="relog.differs",
-    )
+def _run_segments(
+    past: PastRun, options: RelogOptions, segments: Sequence[Segment]
+) -> list[SegmentLog]:
+    """Run segments: a single one here, several at once in processes.
 
-
-@dataclass(frozen=True)
-class _LiveLines:
-    """Numbers that a run has logged itself.
-
-    Attributes:
-        steps: number of updates -> logs of the step.
-        phases: index of the phase -> its metrics.
-        others: lines of other kinds.
+    An error of a hook is raised here as well.
     """
-
-    steps: Mapping[int, Mapping[str, Any]]
-    phases: Mapping[int, Mapping[str, Any]]
-    others: frozenset[str]
-
-    @classmethod
-    def read(cls, run: RunView) -> "_LiveLines":
-        lines = run.lines
-        return cls(
-            {
-                line.updates: parse_mapping(line.content.get("logs"))
-                for line in lines
-                if line.kind == "step"
-            },
-            {
-                line.content.get("phase", -1): parse_mapping(line.content.get("metrics"))
-                for line in lines
-                if line.kind == "phase"
-            },
-            frozenset(
-                _identify(dict(line.content))
-                for line in lines
-                if line.kind not in ("step", "phase")
-            ),
-        )
-
-    @cached_property
-    def logs(self) -> frozenset[str]:
-        """Names of numbers of steps."""
-        return frozenset(name for logs in self.steps.values() for name in logs)
-
-    @cached_property
-    def metrics(self) -> frozenset[str]:
-        """Names of metrics of phases."""
-        return frozenset(name for metrics in self.phases.values() for name in metrics)
-
-    def find_conflicts(self, lines: Iterable[Line]) -> tuple[str, ...]:
-        """Return the names under which lines have another value than the run logged there."""
-        conflicts = set()
-        for line in lines:
-            own: Mapping[str, Any] = {}
-            values: Mapping[str, Any] = {}
-            if line["kind"] == "step":
-                own, values = self.steps.get(line["updates"], {}), line.get("logs", {})
-            elif line["kind"] == "phase":
-                own, values = self.phases.get(line["phase"], {}), line["metrics"]
-            conflicts |= {name for name in values if name in own and values[name] != own[name]}
-        return tuple(sorted(conflicts))
+    if len(segments) == 1:
+        return [run_segment(past, options, segments[0])]
+    run = partial(_run_in_process, past.folder.path, options)
+    processes = ProcessPoolExecutor(len(segments), get_context("spawn"), _start_process)
+    try:
+        with processes:
+            return list(processes.map(run, segments))
+    except BrokenExecutor as error:
+        raise ConfigError(
+            f"--jobs {options.jobs}: a process was killed, perhaps for lack of memory; start fewer",
+            code="relog.job_failed",
+        ) from error
 
 
-def _identify(line: Line) -> str:
+def _start_process() -> None:
+    stop_with_parent()
+    logging.disable()  # this process has printed the same lines
+
+
+def _run_in_process(folder: str, options: RelogOptions, segment: Segment) -> SegmentLog:
+    with open_past_run(folder, trust=options.trust) as past:
+        return run_segment(past, options, segment)
+
+
+def _identify(line: Mapping[str, Any]) -> str:
     return json.dumps({key: line[key] for key in line if key != "time"}, sort_keys=True)
 
 
-def _name_source(hook: str) -> str:
-    """Return where the numbers come from, for the beginning of an error."""
-    return f"--hook {hook}" if hook else "phasetrain relog without --hook"
-
-
-def _select_range(logs: Sequence[SegmentLog], first: int, last: int) -> list[Line]:
-    return [
-        line
-        for segment_log in logs
-        for line in segment_log.lines
-        if first <= line["updates"] <= last
-    ]
-
-
-def _list_new(
-    lines: Iterable[Line], live: _LiveLines, means: Mapping[int, Mapping[str, Any]]
-) -> Iterator[Line]:
-    """Yield the lines with new numbers, as a live run would have written them.
+def _select_new(
+    lines: Iterable[Line], run: RunView, means: Mapping[int, Mapping[str, Any]]
+) -> tuple[list[Line], list[str]]:
+    """Return the lines with numbers that a run has not logged, as a live run would have written
+    them, and the names of numbers that it has logged with other values.
 
     Args:
         lines: numbers of the replayed updates.
-        live: numbers that the run has logged itself.
-        means: index of a phase -> means of the new numbers of its steps.
+        run: the run.
+        means: index of a phase -> means of the numbers of its steps.
     """
+    others = {_identify(line.content) for line in run.lines if line.kind not in VALUES}
+    own: dict[tuple[str, Any], dict[str, Any]] = {}
+    for kind, (place, entry) in VALUES.items():
+        for content in (line.content for line in run.lines if line.kind == kind):
+            own[kind, content.get(place)] = parse_mapping(content.get(entry))
+    own_names = {(kind, name) for (kind, _), numbers in own.items() for name in numbers}
+    new_lines: list[Line] = []
+    conflicts: set[str] = set()
     for line in lines:
-        if line["kind"] == "step":
-            new = {
-                name: value for name, value in line.get("logs", {}).items() if name not in live.logs
-            }
-            without = ("logs", "loss", "lr")
-            entries = {key: value for key, value in line.items() if key not in without}
-            if new:
-                yield {**entries, "logs": new}
-        elif line["kind"] == "phase":
-            averages = means.get(line["phase"], {})
-            new = {
-                name: value
-                for name, value in {**line["metrics"], **averages}.items()
-                if name not in live.metrics and value is not None
-            }
-            directions = {name: kept for name, kept in line["directions"].items() if name in new}
-            if new:
-                yield {**line, "metrics": new, "directions": directions}
-        elif _identify(line) not in live.others:
-            yield line
+        kind = line["kind"]
+        if kind not in VALUES:
+            new_lines += [line] if _identify(line) not in others else []
+            continue
+        place, entry = VALUES[kind]
+        numbers = line.get(entry, {})
+        before = own.get((kind, line[place]), {})
+        conflicts |= {name for name in before.keys() & numbers if before[name] != numbers[name]}
+        if kind == "phase":
+            numbers = {**numbers, **means.get(line["phase"], {})}
+        new = {name: numbers[name] for name in numbers if (kind, name) not in own_names}
+        new = {name: value for name, value in new.items() if value is not None}
+        if new:
+            entries = {key: line[key] for key in line if key not in ("loss", "lr")}
+            if kind == "phase":
+                directions = line["directions"].items()
+                entries["directions"] = {name: kept for name, kept in directions if name in new}
+            new_lines.append({**entries, entry: new})
+    return new_lines, sorted(conflicts)
 
 
 def _average_phases(logs: Sequence[SegmentLog]) -> dict[int, dict[str, Any]]:
@@ -397,20 +327,161 @@ def _average_phases(logs: Sequence[SegmentLog]) -> dict[int, dict[str, Any]]:
         sums_by_phase.setdefault(phase, LogMeans()).add(out)
     averaged = {phase for segment_log in logs for phase in segment_log.averages}
     means: dict[int, dict[str, Any]] = {}
-    for phase, sums in sums_by_phase.items():
-        if phase not in averaged:
-            continue
-        values = sums.compute(World())
-        if phase == logs[0].begun:
-            means[phase] = dict.fromkeys(values)
-            continue
+    for phase in averaged & sums_by_phase.keys():
+        values = sums_by_phase[phase].compute(World())
         means[phase] = {
             name: value if math.isfinite(value) else repr(value) for name, value in values.items()
         }
+        if phase == logs[0].begun:
+            means[phase] = dict.fromkeys(values)
     return means
 
 
-def _list_names(line: Line) -> list[str]:
-    if line["kind"] in ("step", "phase"):
-        return [*line.get("logs", ()), *line.get("metrics", ())]
-    return [str(line["kind"])]
+def load_hooks(path: str) -> dict[str, Hook]:
+    """Return label -> hook of a file: its hooks, and objects of its classes of hooks.
+
+    Raises:
+        ConfigError: it cannot be read (code `relog.no_file`), or has no hook (`relog.no_hook`).
+    """
+    if not path:
+        return {}
+    script = read_script(path, "--hook", "relog.no_file")
+    # With a prefix: a file `numpy.py` must not hide the package.
+    module = ModuleType(f"relog_{Path(path).stem}")
+    # `list_modules`, which finds the variables that hooks change, looks the module up here.
+    sys.modules[module.__name__] = module
+    module.__file__ = path
+    run_script(script, vars(module))
+    values = list(vars(module).values())
+    hooks = [value for value in values if isinstance(value, Hook)]
+    classes = [value for value in values if isclass(value) and value.__module__ == module.__name__]
+    made = [type(hook) for hook in hooks]
+    reason = "there is no hook in it"
+    try:
+        hooks += [kind() for kind in classes if issubclass(kind, Hook) and kind not in made]
+    except TypeError as error:
+        hooks, reason = [], str(error)
+    if not hooks:
+        raise ConfigError(
+            f"--hook {path}: {reason}; expected a subclass of phasetrain.hooks.Hook that needs no "
+            "arguments, an object such as hook = MyHook(...), or a function with "
+            "@phasetrain.hooks.on(...)",
+            code="relog.no_hook",
+        )
+    return label_hooks(hooks)
+
+
+def run_segment(past: PastRun, options: RelogOptions, segment: Segment) -> SegmentLog:
+    """Train a segment again with hooks, and return their numbers.
+
+    Args:
+        past: the run.
+        options: the hooks, and the updates between two logged steps.
+        segment: the segment.
+    """
+    if segment.checkpoint:
+        reader = CheckpointReader(f"{past.folder.path}/{FOLDER}", past.folder.storage)
+        loaded = reader.load(f"{reader.root}/{segment.checkpoint}")
+        start = start_at(past.setup, past.data, loaded)
+    else:
+        start = past.find_start(segment.first)
+    hooks = load_hooks(options.hook)
+    log = SegmentLog(begun=start.state.phase if start.state.step else None)
+    recorder = _Recorder(log, hooks)
+    # The labels of a live run, because the random numbers of a hook are a function of its label;
+    # with a prefix where the config has another hook of this label.
+    taken = {*past.setup.config.HOOKS, "replay", "replayed"}
+    labelled = {
+        f"relog.{label}" if label in taken else label: hook for label, hook in hooks.items()
+    }
+    live = [*build_hooks(past.setup).values(), Metrics()]
+    every = next(hook.every_updates for hook in live if isinstance(hook, Metrics))
+    replayed = replay_updates(
+        past.setup,
+        past.data,
+        start,
+        segment.last,
+        content=past.find_content(past.last),
+        # The order of a live run: hooks of the config, then those that were added. The recorder is
+        # the last one, which gets closing events first.
+        hooks={
+            "relog.lines": _Lines(options.every or every, log.lines),
+            **labelled,
+            "relog.recorder": recorder,
+        },
+        state_at={} if segment.end is None else {segment.end: lambda state: None},
+    )
+    log.checked, log.difference = past.compare_all(replayed)
+    return log
+
+
+class _Lines(Metrics):
+    """Keeps the lines of metrics.jsonl in place of writing them.
+
+    Args:
+        every_updates: see `Metrics`.
+        lines: where to put them, without times.
+    """
+
+    def __init__(self, every_updates: int, lines: list[dict[str, Any]]) -> None:
+        super().__init__(every_updates)
+        self._lines = lines
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Keep a line."""
+        self._lines.append({key: value for key, value in record.items() if key != "time"})
+
+
+class _Recorder(Hook):
+    """Reads the numbers that other hooks log, and which of their attributes change.
+
+    Args:
+        log: where to put it.
+        hooks: label -> hook to watch.
+    """
+
+    main_only = False
+    observe_only = True
+
+    def __init__(self, log: SegmentLog, hooks: Mapping[str, Hook]) -> None:
+        self._log = log
+        self._holders = find_holders(hooks.items())
+        self._modules = list_modules(list_kinds(self._holders))
+        self._saved = Saved((), [holder for _, holder in self._holders])
+        self._before: dict[str, Any] | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Read the attributes of the hooks, which have started."""
+        self._find_changes()
+
+    def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
+        """Record the numbers of the step, before the closing event reaches the other hooks."""
+        self._find_changes()
+        # In double, as `phasetrain.tasks.metering.LogMeans` adds up the mean over the phase.
+        values = {name: float(torch.as_tensor(out.logs[name]).double()) for name in out.logs}
+        self._log.steps.append((phase.index, float(out.weight), values))
+
+    def on_metrics(self, run: Run, phase: Phase, metrics: dict[str, float]) -> None:
+        """Read the attributes of the hooks, which may reset them now."""
+        self._find_changes()
+
+    def on_phase_end(self, run: Run, phase: Phase, metrics: Mapping[str, float]) -> None:
+        """Record whether the metrics of the phase have the means of logged numbers."""
+        self._find_changes()
+        if run.task.parts.train_meters or not phase.is_train:
+            self._log.averages.append(phase.index)
+
+    def on_end(self, run: Run) -> None:
+        """Read the attributes of the hooks for the last time."""
+        self._find_changes()
+
+    def _find_changes(self) -> None:
+        if self._log.changed:
+            return
+        held = read_held(self._holders, self._modules, self._saved, is_whole=True)
+        now = {path: value.key for path, value in held.items()}
+        before = self._before = now if self._before is None else self._before
+        names = {**before, **now}
+        self._log.changed = [
+            path for path in names if path not in before or now.get(path) != before[path]
+        ]

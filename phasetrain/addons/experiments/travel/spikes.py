@@ -1,7 +1,8 @@
 """Finds spikes in a curve by a rule that a few large values cannot bend."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -58,7 +59,7 @@ class Spike:
     def height(self) -> float:
         """How far the value is above the median, in units of the limit; 1 at the limit."""
         rise = self.value - self.median
-        return float("inf") if not np.isfinite(rise) else rise / (self.limit - self.median)
+        return float("inf") if not isfinite(rise) else rise / (self.limit - self.median)
 
 
 def find_spikes(updates: Sequence[int], values: ArrayLike) -> list[Spike]:
@@ -68,22 +69,25 @@ def find_spikes(updates: Sequence[int], values: ArrayLike) -> list[Spike]:
         updates: updates of the values, ascending.
         values: the values; one that is not finite is a spike.
     """
-    table = np.asarray(values, dtype=np.float64)
-    if not len(table):
-        return []
-    median, usual, limit = measure_usual(table)
-    above = ~np.isfinite(table) | (table > limit)
     spikes: list[Spike] = []
     end = -PAUSE - 1
-    for place in np.flatnonzero(above).tolist():
+    for place, point in enumerate(measure_points(updates, values)):
+        if isfinite(point.value) and point.value <= point.limit:
+            continue
         if place - end > PAUSE:
-            numbers = (array[place] for array in (table, median, usual, limit))
-            spikes.append(Spike(updates[place], updates[place], *map(float, numbers)))
+            spikes.append(point)
         else:
-            begin = spikes[-1]
-            spikes[-1] = Spike(**{**vars(begin), "last": updates[place]})
+            spikes[-1] = replace(spikes[-1], last=point.update)
         end = place
     return spikes
+
+
+def measure_points(updates: Sequence[int], values: ArrayLike) -> list[Spike]:
+    """Return each value of a curve with the numbers of a spike, whether it is one or not."""
+    table = np.asarray(values, dtype=np.float64)
+    columns = (table.tolist(), *map(np.ndarray.tolist, measure_usual(table)))
+    rows = zip(updates, *columns, strict=True)
+    return [Spike(update, update, *numbers) for update, *numbers in rows]
 
 
 def measure_usual(values: Array) -> tuple[Array, Array, Array]:

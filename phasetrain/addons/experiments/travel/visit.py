@@ -1,7 +1,6 @@
 """A visit to a past run: the state just before an update, and moves to other updates."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,22 +8,15 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from phasetrain.addons.experiments.replay.updates import (
-    ReplayStart,
-    find_content,
-    open_replay,
-    read_records,
-)
+from phasetrain.addons.experiments.replay.updates import ReplayStart, open_replay, read_records
 from phasetrain.addons.experiments.travel.past_run import PastRun
 from phasetrain.checkpoint import LoadedCheckpoint
 from phasetrain.checkpoint.codec import flatten_state
-from phasetrain.engine.batch import Batch, StepOutput
+from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
-from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError
 from phasetrain.hooks import Hook, LedgerHook, Run
-from phasetrain.hooks.ledger import Content
 from phasetrain.hooks.run_state import collect_state, restore
 from phasetrain.runs.ledger import COMPONENTS
 from phasetrain.runtime.format import format_count
@@ -131,7 +123,7 @@ class KeptState:
     size: int
 
 
-class StateCache:
+class StateCache(dict[int, KeptState]):
     """States by the number of updates before them; the least recently used is dropped first.
 
     Args:
@@ -139,35 +131,24 @@ class StateCache:
     """
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self.limit = limit
-        self._states: OrderedDict[int, KeptState] = OrderedDict()
 
-    def __contains__(self, updates: int) -> bool:
-        return updates in self._states
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._states)
-
-    def get(self, updates: int) -> KeptState:
-        """Return a state."""
-        self._states.move_to_end(updates)
-        return self._states[updates]
+    def use(self, updates: int) -> KeptState:
+        """Return a state, which is now the last one to be dropped."""
+        self[updates] = self.pop(updates)
+        return self[updates]
 
     def put(self, updates: int, state: KeptState) -> None:
         """Add a state, and drop others if the limit requires it."""
-        self._states[updates] = state
-        self._states.move_to_end(updates)
-        while len(self._states) > 1 and self.size > self.limit:
-            self._states.popitem(last=False)
-
-    @property
-    def size(self) -> int:
-        """Bytes of all states."""
-        return sum(state.size for state in self._states.values())
+        self.pop(updates, None)
+        self[updates] = state
+        while len(self) > 1 and sum(kept.size for kept in self.values()) > self.limit:
+            del self[next(iter(self))]
 
 
-class Visit:
-    """Holds a past run in the state that it had just before an update.
+class Visit(ExitStack):
+    """Holds a past run in the state that it had just before an update, until it is closed.
 
     Updates are trained again from the nearest state before them: a checkpoint or a state in the
     cache. Tests in between run again too, as do hooks that act on the training.
@@ -179,7 +160,11 @@ class Visit:
         moved: called after each move, which replaces the objects `task` and `batches`.
 
     Attributes:
+        engine: the run as hooks see it.
+        task: the task, with the weights before the update.
+        metrics: split -> metrics of its last phase since the last move.
         update: the next update, from 1; one more than the run has at its end.
+        states: the states in memory, by the number of updates before them.
         batches: its micro-batches as the task gets them; empty at the end of the run.
         first_difference: the first update of a move that differs from the ledger, with its
             components; None if there is none.
@@ -196,22 +181,11 @@ class Visit:
         memory: int = 2**30,
         moved: Callable[["Visit"], None] = lambda visit: None,
     ) -> None:
+        super().__init__()
         self.past = past
-        self.batches: list[Batch] = []
-        self.first_difference: tuple[int, tuple[str, ...]] | None = None
-        self.began = 0
-        self.replayed = 0
-        self.checked = 0
         self._moved = moved
-        self._cache = StateCache(memory)
-        self._stack = ExitStack()
-        self._engine: PhaseEngine[Task] | None = None
-        self._steps: Iterator[list[Batch]] = iter(())
-        self._ledger = LedgerHook()
-        self._keeper = _Keeper(None, self._keep)
-        self._start = ReplayStart(past.plan, RunState(), past.setup.machine)
+        self.states = StateCache(memory)
         self._target: int | None = None
-        self._state_size = 0
         # Without an object, `__exit__` is not called: also Ctrl-C must end workers and hooks here.
         try:
             self.goto(update)
@@ -219,34 +193,10 @@ class Visit:
             self.close()
             raise
 
-    def __enter__(self) -> "Visit":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    @property
-    def engine(self) -> PhaseEngine[Task]:
-        """The run as hooks see it."""
-        assert self._engine is not None, "the visit was closed"
-        return self._engine
-
-    @property
-    def task(self) -> Task:
-        """The task, with the weights before the update."""
-        return self.engine.task
-
     @property
     def update(self) -> int:
         """The next update, from 1."""
         return self.engine.state.updates + 1
-
-    @property
-    def phase(self) -> Phase | None:
-        """The phase of the update; None at the end of the run."""
-        if not self.batches:
-            return None
-        return self.engine.plan.phases[self.engine.state.phase]
 
     def goto(self, update: int) -> None:
         """Restore the state of the run just before another update; changes of the present state are
@@ -261,23 +211,19 @@ class Visit:
         self._target = update
         self._advance()
         while self.batches and self.update < update:
-            self.engine.finish(self.engine.compute(self.batches))
-            self._advance()
+            self.train()
         self._target = None
-        if self.update < update:
+        if self.update != update:
             raise ConfigError(
-                f"update {update}: trained again, the run ends after update {self.update - 1}, so "
-                "a hook or the plan differs from the run; expected an update up to "
-                f"{self.update}",
-                code="at.no_such_update",
-            )
-        if self.update > update:
-            raise ConfigError(
-                f"update {update}: DATA.TRAIN.exclude leaves out all of its samples, so the run "
-                f"skips it; choose {self.update}",
+                f"update {update}: trained again, the run has no such update, but {self.update}: "
+                "DATA.TRAIN.exclude leaves out all of its samples, or a hook or the plan differs "
+                f"from the run; choose {self.update}",
                 code="at.no_samples",
             )
-        self._check_move()
+        self._ledger.on_save(self.engine)  # writes the pending records
+        replayed = read_records(self.engine)
+        self.replayed = len(replayed)
+        self.checked, self.first_difference = self.past.compare_all(replayed)
         self._moved(self)
 
     def back(self, count: int = 1) -> None:
@@ -297,32 +243,38 @@ class Visit:
                 code="at.end",
             )
         number = self.update
-        task = self.task
-        before = _copy_tensors(task.model.state_dict())
-        out, norm = self._compute()
-        report = StepReport(
-            number,
-            float(out.loss),
-            norm,
-            task.updater.lr,
-            out.samples,
-            None,
-            self.past.components,
-            compare_tensors(before, task.model.state_dict()),
-        )
+        model = self.task.model
+        before = _copy_tensors(model.state_dict())
+        self._keeper.measures_norm = True
+        out = self.engine.compute(self.batches)
+        self._keeper.measures_norm = False
+        norm = self.task.updater.gradients.norm
+        if norm is None:
+            norm = self._keeper.norm
+        lr = self.task.updater.lr
+        changed = compare_tensors(before, model.state_dict())
         self.engine.finish(out)
         self._advance()
         differs = self._compare(number)
         self._moved(self)
-        return replace(report, differs=None if differs is None else tuple(differs))
+        return StepReport(
+            number,
+            float(out.loss),
+            None if norm is None else float(norm),
+            lr,
+            out.samples,
+            differs,
+            self.past.components,
+            changed,
+        )
 
-    def train(self) -> tuple[float, float | None]:
-        """Train the update with the present batches, compare nothing, and move on to the next one;
-        return the mean loss over its samples and the norm of the gradient."""
-        out, norm = self._compute()
+    def train(self) -> StepOutput:
+        """Train the update with the present batches, compare nothing, and move on to the next
+        one."""
+        out = self.engine.compute(self.batches)
         self.engine.finish(out)
         self._advance()
-        return float(out.loss), norm
+        return out
 
     def diff(self, update: int) -> Changes:
         """Return how the tensors of the present state differ from those before another update.
@@ -331,8 +283,8 @@ class Visit:
         the data are left out.
         """
         now = _copy_tensors(self.task.shared_state())
-        if update - 1 in self._cache:
-            other = self._cache.get(update - 1).state["task"]
+        if update - 1 in self.states:
+            other = self.states.use(update - 1).state["task"]
         else:
             here = self.update
             self.goto(update)
@@ -341,120 +293,66 @@ class Visit:
             self.task.restore(SavedTask(_copy_tensors(now)), "computed")
         return compare_tensors(_name_tensors(other), _name_tensors(now))
 
-    @property
-    def metrics(self) -> Mapping[str, Mapping[str, float]]:
-        """Split -> metrics of its last phase since the last move."""
-        return self._keeper.metrics
-
-    def has_state(self, update: int) -> bool:
-        """Return whether the state before an update is in memory."""
-        return update - 1 in self._cache
-
-    def close(self) -> None:
-        """Leave the run."""
-        self._stack.close()
-
-    def _compute(self) -> tuple[StepOutput, float | None]:
-        """Train the update; return its output and the norm of the gradient before clipping."""
-        self._keeper.norm = None
-        self._keeper.measures_norm = True
-        out = self.engine.compute(self.batches)
-        self._keeper.measures_norm = False
-        norm = self.task.updater.gradients.norm
-        if norm is None:
-            norm = self._keeper.norm
-        return out, None if norm is None else float(norm)
-
     def _begin(self, update: int) -> None:
         """Build the run at the nearest state before an update."""
-        kept = max((at for at in self._cache if at < update), default=-1)
-        start = self._cache.get(kept).start if kept >= 0 else None
-        if kept < update - 1:
-            from_disk = self.past.find_start(update)
-            if from_disk.state.updates > kept:
-                start, kept = from_disk, -1
-        assert start is not None, "there is a state or a start before every update"
-        loaded = start.loaded
-        if kept >= 0:
+        kept = max((at for at in self.states if at < update), default=-1)
+        start = None if kept == update - 1 else self.past.find_start(update)
+        loaded = None if start is None else start.loaded
+        source = "the start of the run" if loaded is None else loaded.path
+        if start is None or start.state.updates <= kept:
+            source = "a state in memory"
+            start = self.states.use(kept).start
+            # A state that was cached before the first checkpoint has none; `restore` reads no
+            # manifest.
+            loaded = start.loaded or LoadedCheckpoint(source, None, {}, {})  # type: ignore[arg-type]
             # A copy: training changes the tensors of the run that is built, not the cached ones.
-            state = _copy_tensors(self._cache.get(kept).state)
-            if loaded is None:
-                # The state was cached before the first checkpoint. `restore` reads no manifest.
-                loaded = LoadedCheckpoint("the start", None, {}, state)  # type: ignore[arg-type]
-            loaded = replace(loaded, content=state)
+            loaded = replace(loaded, content=_copy_tensors(self.states[kept].state))
         self.close()
-        self._announce(update - 1 - start.state.updates, start, is_cached=kept >= 0)
-        self._keeper = _Keeper(loaded, self._keep)
-        self._ledger = LedgerHook(self._find_content(update))
         self.began = start.state.updates
-        # The engine counts in the position that it gets, and a kept one is used again.
-        position = replace(start.state)
+        updates = update - 1 - self.began
+        if updates:
+            count = format_count(updates, "update")
+            self.past.announce(f"{count} again from {source} (update {self.began})", updates)
+        self._keeper = _Keeper(loaded, self._keep)
+        self._ledger = LedgerHook(self.past.find_content(update))
         if start.loaded is not None:
             start = replace(start, loaded=replace(start.loaded, content={}))
         self._start = start
-        self._engine = self._stack.enter_context(
-            open_replay(
-                self.past.setup,
-                self.past.data,
-                replace(start, state=position),
-                {"visit": self._keeper, LABEL: self._ledger},
-            )
+        # The engine counts in the position that it gets, and a kept one is used again.
+        own = replace(start, state=replace(start.state))
+        hooks = {"visit": self._keeper, LABEL: self._ledger}
+        self.engine: PhaseEngine[Task] = self.enter_context(
+            open_replay(self.past.setup, self.past.data, own, hooks)
         )
-        self._steps = self._engine.steps()
+        self.task = self.engine.task
+        self.metrics = self._keeper.metrics
+        self._steps = self.engine.steps()
 
     def _advance(self) -> None:
         """Count the step that was trained, if any, and fetch the batches of the next update."""
         self.batches = next(self._steps, [])
-
-    def _announce(self, updates: int, start: ReplayStart, *, is_cached: bool) -> None:
-        if not updates:
-            return
-        source = "the start of the run"
-        if is_cached:
-            source = "a state in memory"
-        elif start.loaded is not None:
-            source = start.loaded.path
-        count = format_count(updates, "update")
-        self.past.announce(f"{count} again from {source} (update {start.state.updates})", updates)
-
-    def _find_content(self, update: int) -> Content:
-        ledger = self.past.ledger
-        if not ledger:
-            return "none"
-        return find_content(ledger[min(update, ledger.last)])
 
     def _keep(self, run: Run) -> None:
         """Keep the state of the run if stepping back will need it, and there is memory for it."""
         updates = run.state.updates
         if self._target is not None:
             # The first state is kept in any case: its size is not known yet.
-            room = self._cache.limit // self._state_size if self._state_size else self._target
+            size = max((state.size for state in self.states.values()), default=0)
+            room = self.states.limit // size if size else self._target
             if updates + max(1, room) < self._target:
                 return
-        elif self._compare(updates) != []:
+        elif self._compare(updates) != ():
             return  # it is not certain that this is the state of the run
         state = collect_state(run)
         state["hooks"] = {label: kept for label, kept in state["hooks"].items() if label != LABEL}
         size = sum(tensor.nbytes for tensor in list_tensors(state))
-        self._state_size = max(size, 1)
         start = replace(self._start, state=replace(run.state))
-        self._cache.put(updates, KeptState(start, _copy_tensors(state, to_cpu=True), size))
+        self.states.put(updates, KeptState(start, _copy_tensors(state, to_cpu=True), size))
 
-    def _compare(self, update: int) -> list[str] | None:
+    def _compare(self, update: int) -> tuple[str, ...] | None:
         """Return the components in which an update that was trained differs from the ledger."""
         self._ledger.on_save(self.engine)  # writes the pending records
-        record = read_records(self.engine).get(update)
-        return None if record is None else self.past.compare(record)
-
-    def _check_move(self) -> None:
-        self._ledger.on_save(self.engine)
-        replayed = read_records(self.engine)
-        verdicts = {number: self.past.compare(replayed[number]) for number in replayed}
-        self.replayed = len(verdicts)
-        self.checked = sum(differs is not None for differs in verdicts.values())
-        self.first_difference = next(
-            ((number, tuple(differs)) for number, differs in verdicts.items() if differs), None
-        )
+        return self.past.compare(read_records(self.engine).get(update))
 
 
 class _Keeper(Hook):
@@ -493,9 +391,8 @@ class _Keeper(Hook):
         if not self.measures_norm:
             return
         updater = run.task.updater
-        gradients = [
-            weight.grad for weight in updater.gradients.parameters if weight.grad is not None
-        ]
+        weights = updater.gradients.parameters
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
         self.norm = get_total_norm(gradients) if gradients else None
         if self.norm is not None and updater.scaler is not None:
             self.norm = self.norm / updater.scaler.get_scale()
@@ -541,6 +438,5 @@ def _name_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 def _copy_tensors(state: Any, *, to_cpu: bool = False) -> Any:
     """Return a state with copies of its tensors."""
     return map_tensors(
-        state,
-        lambda tensor: tensor.detach().to("cpu" if to_cpu else tensor.device, copy=True),
+        state, lambda tensor: tensor.detach().to("cpu" if to_cpu else tensor.device, copy=True)
     )

@@ -102,9 +102,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
 
 
 def find(runs: Runs, *words: str, **options: Any) -> Bisection:
-    return bisect(
-        words, BisectOptions(**{"short": 4} | options), launch=runs, say=lambda line: None
-    )
+    return bisect(words, BisectOptions(**{"short": 4} | options), launch=runs)
 
 
 def list_keys(found: Bisection) -> list[list[str]]:
@@ -352,7 +350,7 @@ class TestCommits:
                 signal.raise_signal(signal.SIGTERM)
             return run(words, **how)
 
-        def say(_line: str) -> None:
+        def log_line(*_words: object) -> None:
             if moment == "said":
                 signal.raise_signal(signal.SIGTERM)
 
@@ -362,7 +360,8 @@ class TestCommits:
         try:
             with monkeypatch.context() as patch, raises(StoppedError, code="judge.stopped") as info:
                 patch.setattr(subprocess, "run", run_git)
-                bisect(["experiment=digits"], options, launch=project, say=say)
+                patch.setattr("phasetrain.addons.experiments.bisect.bisect.log.info", log_line)
+                bisect(["experiment=digits"], options, launch=project)
         finally:
             signal.signal(signal.SIGTERM, before)
         assert info.value.exit_code == 143

@@ -137,7 +137,7 @@ def test_cache_drops_the_state_that_was_unused_for_longest() -> None:
     cache = StateCache(limit=2)
     for updates in (1, 2):
         cache.put(updates, _State(1))  # type: ignore[arg-type]
-    cache.get(1)
+    cache.use(1)
     cache.put(3, _State(1))  # type: ignore[arg-type]
     assert list(cache) == [1, 3]
     cache.put(4, _State(9))  # type: ignore[arg-type]

@@ -173,6 +173,7 @@ def test_other_samples_than_in_the_ledger_are_exit_code_1(
         (["--sample", "1442"], "order.no_such_sample"),
         (["--sql", "drop table samples"], "order.invalid_query"),
         (["--sql", "attach 'other.db' as other"], "order.invalid_query"),
+        (["--sql", "vacuum into 'other.db'"], "order.invalid_query"),
         (["--sql", "select nothing from samples"], "order.invalid_query"),
         (["--update", "1", "--out", "rows.txt"], "order.format"),
         (["--update", "1", "--out", "missing/rows.csv"], "order.cannot_write"),

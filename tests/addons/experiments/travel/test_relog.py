@@ -14,8 +14,7 @@ from raising import raises
 import phasetrain
 from phasetrain.addons.experiments.options import RelogOptions
 from phasetrain.addons.experiments.travel.past_run import open_past_run
-from phasetrain.addons.experiments.travel.relog import Relogged, plan_segments, relog
-from phasetrain.addons.experiments.travel.relog_job import load_hooks
+from phasetrain.addons.experiments.travel.relog import Relogged, load_hooks, plan_segments, relog
 from phasetrain.cli import main
 from phasetrain.errors import ChangedError, ConfigError
 from phasetrain.runs.ledger import FILE as LEDGER
@@ -188,9 +187,6 @@ def test_numbers_under_a_name_of_the_run_are_left_out_with_a_warning(
     ("names", "options", "error", "code"),
     [
         (["Disturbs"], {}, ChangedError, "relog.differs"),
-        pytest.param(
-            *(["Fails"], {"jobs": 2}, ConfigError, "relog.job_failed"), marks=pytest.mark.slow
-        ),
         ([], {}, ConfigError, "relog.no_hook"),
         (["Silent"], {"updates": "9:10"}, ConfigError, "relog.nothing_new"),
         (["Norms"], {"updates": "9:16"}, ConfigError, "relog.no_such_update"),
@@ -208,6 +204,13 @@ def test_errors_leave_no_file(
     hooks = str(write_hooks(tmp_path, *names))
     with raises(error, code=code):  # type: ignore[type-var]
         relog(str(past), RelogOptions(hooks, **options))
+    assert not Path(f"{past}-relog").exists()
+
+
+@pytest.mark.slow
+def test_error_of_a_hook_is_the_same_in_a_process(past: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^no$"):
+        relog(str(past), RelogOptions(str(write_hooks(tmp_path, "Fails")), jobs=2))
     assert not Path(f"{past}-relog").exists()
 
 

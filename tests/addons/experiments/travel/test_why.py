@@ -20,6 +20,7 @@ from phasetrain.addons.experiments.travel.forks import (
     Forks,
     Goal,
     SampleScore,
+    SampleSearch,
     select_rows,
     with_clipping,
     with_float32,
@@ -28,12 +29,12 @@ from phasetrain.addons.experiments.travel.forks import (
     without_samples,
 )
 from phasetrain.addons.experiments.travel.past_run import open_past_run
-from phasetrain.addons.experiments.travel.sample_search import SampleSearch
 from phasetrain.addons.experiments.travel.spikes import Spike
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.addons.experiments.travel.why import explain_spike
 from phasetrain.addons.report.page import read_run, render_report
 from phasetrain.cli import main
+from phasetrain.config.nested import to_json_value
 from phasetrain.engine.batch import Batch
 from phasetrain.errors import ChangedError, ConfigError, NumericsError
 from phasetrain.runs.ledger import FILE, encode_ledger, parse_ledger
@@ -82,7 +83,7 @@ POISON = ("DATA.TRAIN.dataset=poisoned.load_poisoned", f"DATA.TRAIN.sample={SAMP
 
 def ask(folder: Path, **options: Any) -> dict[str, Any]:
     answer = explain_spike(str(folder), WhyOptions(**{"trust": True, "budget": 1.0, **options}))
-    return {**answer.to_json(), "exit_code": answer.exit_code}
+    return {**to_json_value(answer), "exit_code": answer.exit_code}
 
 
 @pytest.mark.feature(
@@ -147,8 +148,8 @@ def test_large_gradient_is_no_sample_but_clipping_removes_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("apply", "is_equal"),
     [
-        (partial(with_learning_rate, lambda lr: lr), True),
-        (partial(with_learning_rate, lambda lr: 0.5 * lr), False),
+        (partial(with_learning_rate, 1.0), True),
+        (partial(with_learning_rate, 0.5), False),
         (partial(with_clipping, 1e9), True),
         (partial(with_clipping, 1e-3), False),
         (with_float32, True),  # as it is
@@ -162,7 +163,7 @@ def test_changes_that_change_nothing_have_the_bits_of_the_run(
 ) -> None:
     ledger = visited.past.ledger
     assert ledger is not None
-    forks = Forks(visited, Goal("loss", 25, 25, Spike(25, 25, 9.0, 1.0, 5.0, 5.0)), 9, 0)
+    forks = Forks(visited, Goal("loss", 25, 25, Spike(25, 25, 9.0, 1.0, 5.0, 5.0)), 9)
     fork = forks.fork(24, "changed", apply)
     assert fork is not None
     assert (fork.value == ledger[25].loss) is is_equal
@@ -211,8 +212,8 @@ def test_command_prints_the_answer(poisoned: Path, capsys: Any) -> None:
     [
         ({"update": 31}, "why.no_such_update"),
         ({"update": 0}, "why.no_such_update"),
-        ({"update": 3}, "why.too_early"),
-        ({"metric": "test/los"}, "why.no_metric"),
+        ({"update": 3}, "why.no_such_update"),
+        ({"metric": "test/los"}, "judge.no_metric"),
         ({"budget": 0.1}, "why.budget"),
     ],
 )
@@ -287,5 +288,5 @@ def test_groups_are_narrowed_to_the_smallest(
 ) -> None:
     stub = StubForks(culprits)
     found = SampleSearch(stub, update).find()  # type: ignore[arg-type]
-    assert ids == (None if found is None else [score.id for score in found[0]])
+    assert ids == (None if found is None else [score.id for score in found.samples])
     assert stub.trained == forks
