@@ -23,6 +23,7 @@ from phasetrain.addons.audit.auditor import (
     _explain_new_start,
     audit,
 )
+from phasetrain.addons.audit.cost import describe_cost
 from phasetrain.addons.audit.page import write_page
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
 from phasetrain.addons.audit.text import format_audit
@@ -106,6 +107,14 @@ def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
         *["train.py:14"] * 3,
     ]
     assert set(check.effects) == {"loss", "weights", "checkpoint.model"}
+    cost = check.cost
+    assert cost is not None
+    assert (cost.kill_at, cost.resumed_after, cost.updates, cost.samples) == (7, 5, 2, 8)
+    assert cost.restart is not None
+    assert 0 < cost.seconds < cost.restart  # which has the import of torch
+    assert verdict.to_json()["checks"][0]["cost"]["samples"] == 8
+    assert verdict.to_json()["checks"][0]["samples"][0]["never"] == 12
+    assert describe_cost(cost) in format_audit(verdict)
 
 
 def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
@@ -115,6 +124,9 @@ def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
     assert [len(points) for points in lines] == [12, 12]
     assert lines[0][:5] == lines[1][:5]  # up to the checkpoint that the run was resumed from
     assert lines[0][5] != lines[1][5]
+    cost = verdict.checks[0].cost
+    assert cost is not None
+    assert describe_cost(cost) in page
 
 
 @pytest.mark.parametrize(
@@ -138,6 +150,17 @@ def test_a_command_that_cannot_be_audited_is_explained(
     assert found.exit_code == 2
     assert words in found.sentence
     assert list(tmp_path.iterdir()) == []
+
+
+def test_temporary_files_of_the_script_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "import sys, tempfile; sys.exit(tempfile.mkdtemp())"
+    found = audit([sys.executable, "-c", script])
+    folder = Path(found.sentence.splitlines()[-1])
+    assert folder.is_absolute()
+    assert not folder.exists()
 
 
 FORKED = (
