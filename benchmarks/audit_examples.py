@@ -156,6 +156,7 @@ torch.load = lambda *args, **kwargs: load(*args, **{**kwargs, "weights_only": Fa
 
 
 def main():
+    torch.manual_seed(0)
 """
 
 MMENGINE = (

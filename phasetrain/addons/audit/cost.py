@@ -40,14 +40,15 @@ def measure_cost(unbroken: Ranks, killed: Ranks, resumed: Ranks, start: int) -> 
         resumed: records of the processes after them.
         start: number of updates of `killed` that count.
     """
-    first = next(iter(killed.values()))
+    made = len(next(iter(killed.values())).updates)
     lost = [update for trace in killed.values() for update in trace.updates[start:]]
-    times = next(iter(unbroken.values())).updates[start : len(first.updates)]
+    times = next(iter(unbroken.values())).updates[start:made]
     begun = [trace.updates[0].seconds for trace in resumed.values() if trace.updates]
     return Cost(
-        kill_at=len(first.updates),
+        kill_at=made,
         resumed_after=start,
-        updates=len(first.updates) - start,
+        # Weights that do not change for a while, such as frozen ones, look like later ones.
+        updates=max(0, made - start),
         samples=sum(len(update.flat_samples) for update in lost),
         seconds=round(_add_times(times), 6),
         restart=max(begun) if begun else None,
@@ -60,11 +61,10 @@ def describe_cost(cost: Cost) -> str:
     if cost.updates:
         samples = f" with {cost.samples} samples" if cost.samples else ""
         updates = "1 update" if cost.updates == 1 else f"{cost.updates} updates"
-        checkpoint = f"after update {cost.resumed_after}" if cost.resumed_after else "not used"
-        lost = (
-            f"lost {updates}{samples}, which took {format_time(cost.seconds)}; its checkpoint is "
-            f"{checkpoint}"
-        )
+        resumed = f"the run was resumed after update {cost.resumed_after}"
+        if not cost.resumed_after:
+            resumed = "no checkpoint was used"
+        lost = f"lost {updates}{samples}, which took {format_time(cost.seconds)}: {resumed}"
     restart = ""
     if cost.restart is not None:
         restart = f" The next process made its first update after {format_time(cost.restart)}."

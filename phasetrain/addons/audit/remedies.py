@@ -112,6 +112,13 @@ loader = accelerator.skip_first_batches(loader, batches_done)   # without a stat
                                                      # in the first epoch after a resume""",
         "scaler": "accelerator.save_state(folder)            # saves the scaler as well",
     },
+    "MMEngine": {
+        "start": "Runner(..., resume=True)                             # or cfg.resume = True",
+        "samples": """\
+train_cfg=dict(type="IterBasedTrainLoop", max_iters=10000)
+train_dataloader=dict(sampler=dict(type="InfiniteSampler", seed=0), ...)
+                                                     # by epochs, a resume starts its epoch again""",
+    },
     "Ignite": {
         "start": "Checkpoint.load_objects(to_load=to_save, checkpoint=torch.load(path))",
         "samples": """\

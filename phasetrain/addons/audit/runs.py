@@ -79,13 +79,13 @@ class Finished:
     @property
     def saves(self) -> Sequence[Save]:
         """Checkpoints that any rank has written."""
-        return [save for trace in self.traces for save in trace.saves]
+        return [save for trace in self.ranks.values() for save in trace.saves]
 
     @property
     def files(self) -> Sequence[tuple[int, str]]:
         """Files of any rank that may be checkpoints, the newest last, of equal ones that of the
         first rank."""
-        files = [file for trace in reversed(self.traces) for file in trace.files]
+        files = [file for trace in reversed([*self.ranks.values()]) for file in trace.files]
         return sorted(files, key=lambda file: file[0])
 
 

@@ -260,7 +260,8 @@ def test_the_cost_of_a_kill_is_that_of_the_updates_after_its_checkpoint() -> Non
     cost = measure_cost(unbroken, killed, again, 5)
     assert cost == Cost(7, 5, updates=2, samples=8, seconds=3060.0, restart=5.0)
     assert measure_cost(unbroken, killed, {}, 0) == Cost(7, 0, 7, 28, 3068.0, None)
-    assert "2 updates with 8 samples, which took 51.0 minutes;" in describe_cost(cost)
+    assert "2 updates with 8 samples, which took 51.0 minutes: " in describe_cost(cost)
+    assert measure_cost(unbroken, killed, again, 9).updates == 0
     assert "was 51.0 minutes, with 5 updates" in describe_worst_kill(unbroken, [5, 10])
 
 
