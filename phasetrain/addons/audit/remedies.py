@@ -117,7 +117,7 @@ loader = accelerator.skip_first_batches(loader, batches_done)   # without a stat
         "samples": """\
 train_cfg=dict(type="IterBasedTrainLoop", max_iters=10000)
 train_dataloader=dict(sampler=dict(type="InfiniteSampler", seed=0), ...)
-                                                     # by epochs, a resume starts its epoch again""",
+                                                     # by epochs, it starts its epoch again""",
     },
     "Ignite": {
         "start": "Checkpoint.load_objects(to_load=to_save, checkpoint=torch.load(path))",
