@@ -194,6 +194,7 @@ NOISE, LOSS = {"generators": {"torch": 8}}, {"loss_digests": (0,)}
 WRONG = {"state": {"weights": 0, "buffers": {"Net": [6]}, "optimizer.Adam.exp_avg": 6}}
 
 
+@pytest.mark.feature("audit.ranks", "Audit of several ranks, one by one and their samples together")
 @pytest.mark.parametrize(
     ("changes", "named", "effects", "counts"),
     [
@@ -248,6 +249,7 @@ def test_ranks_are_compared_one_by_one(
         )
 
 
+@pytest.mark.feature("audit.cost", "What a kill has cost, in updates, samples and time")
 def test_the_cost_of_a_kill_is_that_of_the_updates_after_its_checkpoint() -> None:
     times = [9.0, *[2.0] * 4, 60.0, 3000.0, *[1.0] * 5]  # with the start of the process: 9 s
     timed = [
