@@ -39,7 +39,7 @@ TAIL = 12
 LAUNCHER_ERROR = re.compile(r"Sending process \d+ closing signal|failed \(exitcode: ")
 """In the first line that torchrun prints about a process that has failed."""
 
-RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?")
+RANK_PREFIX = re.compile(r"^\[(rank\d+)\]:[ ]?")
 """Beginning of a line of a traceback in a process group."""
 
 
@@ -226,10 +226,17 @@ def _kill_marked(mark: bytes) -> int:
 
 
 def _find_error(lines: Sequence[str]) -> Sequence[str]:
-    """Return lines of output up to the error of the script, without what torchrun says about it."""
+    """Return lines of output without what torchrun says about an error, and without the errors of
+    other ranks than the first one that fails, which may follow from it."""
     ends = [number for number, line in enumerate(lines) if LAUNCHER_ERROR.search(line)]
-    own = [RANK_PREFIX.sub("", line) for line in (lines[: ends[0]] if ends else lines)]
-    return own if any(line.strip() for line in own) else lines
+    kept, first = [], ""
+    for line in lines[: ends[0]] if ends else lines:
+        prefix = RANK_PREFIX.match(line)
+        rank = prefix.group(1) if prefix else ""
+        first = first or rank
+        if rank in ("", first):
+            kept.append(RANK_PREFIX.sub("", line))
+    return kept if any(line.strip() for line in kept) else lines
 
 
 def _copy_or_link(source: str, target: str) -> None:

@@ -71,8 +71,14 @@ def test_an_error_of_the_recording_ends_it_and_is_named(tmp_path: Path) -> None:
     [
         (["ValueError: x"], ["ValueError: x"]),
         (
-            ["[rank1]: ValueError: x", "E1 failed (exitcode: 1) local_rank: 0", "====="],
-            ["ValueError: x"],
+            [
+                "begin",
+                "[rank1]: ValueError: x",
+                "[rank0]: RuntimeError: Connection closed by peer",
+                "E1 failed (exitcode: 1) local_rank: 0",
+                "=====",
+            ],
+            ["begin", "ValueError: x"],
         ),
         (
             ["W1 Sending process 5 closing signal SIGTERM"],
