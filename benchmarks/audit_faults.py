@@ -8,7 +8,6 @@ A fault is named correctly if the first finding has its code, and says its part 
 import argparse
 import json
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -47,7 +46,7 @@ def judge(script: Script) -> Result:
         previous = Path.cwd()
         os.chdir(folder)
         try:
-            verdict = audit([sys.executable, "train.py"], quick=not script.full)
+            verdict = audit(script.command, quick=not script.full)
         finally:
             os.chdir(previous)
     return Result(

@@ -3,6 +3,7 @@
 A script is exact: killed and started again, it makes the updates of a run that was not killed.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -120,6 +121,72 @@ print("loss", loss.item())
 """
 """A loop with a sampler of its own, dropout, batch norm, AdamW, a schedule, a scaler and an EMA."""
 
+DDP = """\
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+SIZE, BATCH, UPDATES, EVERY = 64, 4, 28, 5
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+inputs = torch.randn(SIZE, 8, generator=torch.Generator().manual_seed(1))
+data = TensorDataset(inputs, inputs[:, :1])
+sampler = DistributedSampler(data, shuffle=True, seed=3)
+loader = DataLoader(data, BATCH, sampler=sampler, generator=torch.Generator())
+torch.manual_seed(rank)
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+update = 0
+
+
+def save():
+    generators = [None] * world
+    dist.all_gather_object(generators, torch.get_rng_state())
+    if rank == 0:
+        state = {
+            "model": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "generators": generators,
+            "update": update,
+        }
+        torch.save(state, "last.tmp")
+        os.replace("last.tmp", "last.pt")
+
+
+def load():
+    global update
+    state = torch.load("last.pt", weights_only=True)
+    net.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["generators"][rank])
+    update = state["update"]
+
+
+if os.path.exists("last.pt"):
+    load()
+steps = len(loader)
+while update < UPDATES:
+    done = update % steps
+    sampler.set_epoch(update // steps)
+    for index, (x, y) in enumerate(loader):
+        if index < done:
+            continue
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        update += 1
+        if update % EVERY == 0:
+            save()
+        if update == UPDATES:
+            break
+dist.destroy_process_group()
+"""
+"""A loop with DistributedDataParallel and a DistributedSampler; each rank has its own dropout."""
+
 
 @dataclass(frozen=True)
 class Script:
@@ -132,6 +199,7 @@ class Script:
         part: text that must occur in the part or the sentence of the first finding.
         full: also ask about workers, a second kill and a torn checkpoint.
         exit_code: of the audit.
+        ranks: number of processes that torchrun starts; 0: it is started directly.
     """
 
     name: str
@@ -140,11 +208,19 @@ class Script:
     part: str = ""
     full: bool = False
     exit_code: int = field(default=-1)
+    ranks: int = 0
 
     @property
     def code(self) -> int:
         """The expected exit code."""
         return self.exit_code if self.exit_code >= 0 else int(bool(self.expected))
+
+    @property
+    def command(self) -> list[str]:
+        """The command to audit, in the folder with the script as `train.py`."""
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        launcher = [*launcher, "--nproc-per-node", str(self.ranks)] if self.ranks else []
+        return [sys.executable, *launcher, "train.py"]
 
 
 def change(text: str, *pairs: tuple[str, str]) -> str:
@@ -594,6 +670,24 @@ FAULTS = [
         ("        if update % EVERY == 0:\n            save()\n", ""),
         exit_code=2,
     ),
+    Script(
+        "two ranks: no set_epoch after a resume",
+        change(
+            DDP,
+            ("update = 0\n", "update = begin = 0\n"),
+            ("    load()\nsteps", "    load()\n    begin = update\nsteps"),
+            ("set_epoch(update // steps)", "set_epoch((update - begin) // steps)"),
+        ),
+        ["samples"],
+        ranks=2,
+    ),
+    Script(
+        "two ranks: the generator of rank 1 is not restored",
+        change(DDP, ('state["generators"][rank]', 'state["generators"][0]')),
+        ["generator"],
+        "Rank 1: ",
+        ranks=2,
+    ),
 ]
 """Faults in the plain script."""
 
@@ -753,6 +847,7 @@ phasetrain.fit(
 
 CLEAN = [
     Script("plain", PLAIN, full=True),
+    Script("two ranks: DistributedDataParallel", DDP, ranks=2),
     Script("SGD with momentum", change(PLAIN, SGD)),
     Script("NumPy's generator for augmentation", change(PLAIN, NUMPY_NOISE)),
     Script(

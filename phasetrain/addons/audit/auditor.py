@@ -21,10 +21,12 @@ from phasetrain.addons.audit.compare import (
     count_samples,
     find_start,
     find_undone,
+    merge_ranks,
 )
+from phasetrain.addons.audit.cost import describe_worst_kill, measure_cost
 from phasetrain.addons.audit.remedies import FRAMEWORKS, find_remedy
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
-from phasetrain.addons.audit.trace import Trace
+from phasetrain.addons.audit.trace import Ranks, Trace
 from phasetrain.addons.audit.verdict import (
     DIFFERS,
     EXACT,
@@ -73,6 +75,7 @@ class Audit:
         checks: the questions and their answers, in the order in which they were asked.
         notes: what was not seen, and what it costs.
         framework: the training framework, or empty for a custom loop.
+        ranks: the ranks that were compared, if there are several.
     """
 
     exit_code: int
@@ -80,6 +83,7 @@ class Audit:
     checks: Sequence[Check] = ()
     notes: Sequence[str] = ()
     framework: str = ""
+    ranks: Sequence[str] = ()
 
     @property
     def findings(self) -> list[Finding]:
@@ -92,6 +96,7 @@ class Audit:
             "exit_code": self.exit_code,
             "sentence": self.sentence,
             "framework": self.framework,
+            "ranks": list(self.ranks),
             "checks": [check.to_json() for check in self.checks],
             "notes": list(self.notes),
         }
@@ -214,11 +219,14 @@ class _Auditor:
                 "of its working folder. Write {run} in the command where it takes its output folder"
             )
         _check_shared(first, again)
-        noise = compare(trace, reference)
+        self.first = first
+        _require_equal_ranks(first, again, "second")
+        noise = _compare_ranks(first.ranks, again.ranks)
         self.noise = {difference.part: difference.update for difference in noise}
         self.report(f"killed after update {kill_at}")
         folder = self.runner.new_folder("killed")
         killed = self.runner.run(folder, {**limits, "kill_at": kill_at + trace.undone})
+        _require_equal_ranks(first, killed, "killed")
         if len(killed.trace.updates) + killed.trace.undone != kill_at + trace.undone:
             raise CannotAuditError(
                 f"the run that was to be killed after update {kill_at} ended after update "
@@ -226,18 +234,17 @@ class _Auditor:
             )
         before = self.runner.new_folder("before", like=folder)
         self.report("resumed")
-        check, start, resumed = self._resume(folder, reference, killed, "resume")
+        check, start, resumed = self._resume(folder, again, killed, "resume")
         checks = [check]
         if check.exit_code == EXACT and not self.options.quick:
-            checks += self._ask_more(before, reference, killed, resumed, start, limits)
-        return self._conclude(checks, noise, trace, kill_at, start, first)
+            checks += self._ask_more(before, again, killed, resumed, start, limits)
+        return self._conclude(checks, noise, start)
 
     def _choose_kill(self, first: Finished) -> int:
         """Return the update of the kill: after a checkpoint, half way to the next one."""
-        trace = first.trace
-        count = len(trace.updates)
+        count = min(len(trace.updates) for trace in first.ranks.values())
         self._check_places(first)
-        points = _points(trace)
+        points = _points(first)
         kill_at = self.options.kill_at
         if kill_at is not None:
             if not 0 < kill_at < count:
@@ -262,51 +269,60 @@ class _Auditor:
     def _check_places(self, first: Finished) -> None:
         """Reject a script whose runs would meet in one folder."""
         inside = first.folder.resolve()
-        temporary = Path(tempfile.gettempdir()).resolve()
-        for path in [path for after, path in first.trace.files if after]:
+        temporary = [Path(tempfile.gettempdir()).resolve(), self.runner.temporary.resolve()]
+        for path in [path for after, path in first.files if after]:
             target = Path(path).resolve()
             if target.is_relative_to(inside) or not target.exists():
                 continue
             # A temporary file may be; if the second run writes the same one, see `_check_shared`.
-            if target.is_relative_to(temporary) and not self.runner.names_folder:
+            is_temporary = any(map(target.is_relative_to, temporary))
+            if is_temporary and not self.runner.names_folder:
                 continue
             raise _make_shared_error(path)
 
     def _resume(
         self,
         folder: Path,
-        reference: Trace,
+        unbroken: Finished,
         killed: Finished,
         name: str,
         extra: dict[str, int] | None = None,
     ) -> tuple[Check, int, Finished]:
+        reference = unbroken.trace
         options = {**self.limits, "every": max(1, reference.every), **(extra or {})}
         resumed = self.runner.run(folder, options, self._resume_command(folder, killed))
         trace = resumed.trace
         if resumed.exit_code and "kill_at" not in options:
-            return _explain_failure(name, resumed), 0, resumed
+            check = _explain_failure(name, resumed)
+            return self._add_cost(check, killed, resumed, 0), 0, resumed
         if not trace.updates:
             sentence = "The resumed run made no update: it takes the training for finished."
             return Check(name, DIFFERS, sentence, [Finding("start", sentence)]), 0, resumed
+        _require_equal_ranks(unbroken, resumed, "resumed")
         start = find_start(reference, trace)
         undone = 0
         if not start:
             undone, after = find_undone(reference, trace)
             start = after or start
         if start is None:
-            start = _start_by_file(killed.trace, trace)
+            start = _start_by_file(killed, trace)
         if start == 0:
             is_same = self.options.resume is None
             check = _explain_new_start(name, reference, killed, trace, is_same=is_same)
             findings = [_shorten_place(finding, folder) for finding in check.findings]
-            return replace(check, findings=findings), 0, resumed
-        if undone:
-            trace = replace(trace, updates=trace.updates[undone:])
-        differences = self._without_noise(compare(reference, trace, start))
-        if not self.limits and "kill_at" not in options:
+            check = self._add_cost(replace(check, findings=findings), killed, resumed, 0)
+            return check, 0, resumed
+        ranks = {
+            rank: replace(other, updates=other.updates[undone:])
+            for rank, other in resumed.ranks.items()
+        }
+        trace = next(iter(ranks.values()))
+        is_ended = not self.limits and "kill_at" not in options
+        differences = self._without_noise(_compare_ranks(unbroken.ranks, ranks, start))
+        if is_ended:
             differences += compare_lengths(reference, trace, start)
-        samples = count_samples(reference, killed.trace, trace, start)
-        findings, effects = make_findings(differences, samples, trace, reference)
+        samples = count_samples(unbroken.ranks, killed.ranks, ranks, start)
+        findings, effects = make_findings(differences, samples, ranks, unbroken.ranks)
         findings = [_shorten_place(finding, folder) for finding in findings]
         curves = {
             "not killed": _curve(reference, 0),
@@ -318,10 +334,19 @@ class _Auditor:
                 f"Exact: updates {start + 1} to {min(last, len(reference.updates))} after the "
                 "resume equal those of the run that was not killed."
             )
-            return Check(name, EXACT, sentence, [], effects, curves), start, resumed
+            check = Check(name, EXACT, sentence, [], effects, curves)
+            return self._add_cost(check, killed, resumed, start), start, resumed
         first = min(finding.update for finding in findings)
         sentence = f"Not exact from update {first} on, the run was resumed after update {start}."
-        return Check(name, DIFFERS, sentence, findings, effects, curves), start, resumed
+        check = Check(name, DIFFERS, sentence, findings, effects, curves, samples=samples)
+        return self._add_cost(check, killed, resumed, start), start, resumed
+
+    def _add_cost(self, check: Check, killed: Finished, resumed: Finished, start: int) -> Check:
+        """Return an answer with the cost of the kill, unless an earlier one has it."""
+        if check.name == "workers":
+            return check
+        cost = measure_cost(self.first.ranks, killed.ranks, resumed.ranks, start)
+        return replace(check, cost=cost)
 
     def _without_noise(self, differences: list[Difference]) -> list[Difference]:
         return [
@@ -335,7 +360,7 @@ class _Auditor:
             return None
         if not any(CHECKPOINT in w or CHECKPOINT_FOLDER in w for w in self.options.resume):
             return self.options.resume
-        paths = [_move(Path(path), killed.folder, folder) for _, path in killed.trace.files]
+        paths = [_move(Path(path), killed.folder, folder) for _, path in killed.files]
         paths = [path for path in paths if path.exists()]
         if not paths:
             raise CannotAuditError("the killed run left no checkpoint for {ckpt}")
@@ -349,55 +374,53 @@ class _Auditor:
     def _ask_more(
         self,
         before: Path,
-        reference: Trace,
+        unbroken: Finished,
         killed: Finished,
         resumed: Finished,
         start: int,
         limits: dict[str, int],
     ) -> Iterator[Check]:
-        if reference.updates[0].samples:
-            workers = 0 if reference.workers else 2
+        if unbroken.trace.updates[0].samples:
+            workers = 0 if unbroken.trace.workers else 2
             self.report(f"resumed with {workers} workers per DataLoader")
             folder = self.runner.new_folder("workers", like=before)
             check, _, other = self._resume(
-                folder, reference, killed, "workers", {"workers": workers}
+                folder, unbroken, killed, "workers", {"workers": workers}
             )
             if other.exit_code:
                 self.notes.append(f"With {workers} workers per DataLoader: {check.sentence}")
             else:
                 yield check
-        points = _points(resumed.trace)
+        points = _points(resumed)
         if points:
             self.report("killed and resumed a second time")
             folder = self.runner.new_folder("second", like=before)
             twice = self._resume(
                 folder,
-                reference,
+                unbroken,
                 killed,
                 "second_kill",
                 {"kill_at": points[0] + 1 + resumed.trace.undone},
             )[2]
-            joined = replace(twice, traces=[_join(killed.trace, twice.trace, start)])
-            yield self._resume(folder, reference, joined, "second_resume")[0]
+            joined = replace(
+                twice,
+                traces=[
+                    _join(killed.ranks[rank], trace, start) for rank, trace in twice.ranks.items()
+                ],
+            )
+            yield self._resume(folder, unbroken, joined, "second_resume")[0]
         direct = [number for number, save in enumerate(killed.trace.saves, 1) if save.path]
         if direct:
             self.report("killed while a checkpoint was written")
             folder = self.runner.new_folder("torn")
             torn = self.runner.run(folder, {**limits, "kill_in_save": direct[-1]})
             if torn.exit_code:  # it was killed: that save was made again
-                check = self._resume(folder, reference, torn, "torn_save")[0]
+                check = self._resume(folder, unbroken, torn, "torn_save")[0]
                 yield _explain_torn(check, killed)
 
-    def _conclude(
-        self,
-        checks: list[Check],
-        noise: list[Difference],
-        trace: Trace,
-        kill_at: int,
-        start: int,
-        first: Finished,
-    ) -> Audit:
-        notes = self.notes
+    def _conclude(self, checks: list[Check], noise: list[Difference], start: int) -> Audit:
+        first, notes = self.first, self.notes
+        trace = first.trace
         code = max(check.exit_code for check in checks)
         sentence = "Exact: a killed and resumed run equals one that was not killed."
         failed = [check for check in checks if check.exit_code]
@@ -410,25 +433,53 @@ class _Auditor:
                 f"Not deterministic: two runs of the same command differ from update "
                 f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
             )
-        if 0 < start <= kill_at:
-            notes.append(
-                f"The kill after update {kill_at} lost {kill_at - start} updates: the last "
-                f"checkpoint was written after update {start}."
-            )
+        points = _points(first)
+        if start in points:
+            notes.append(describe_worst_kill(first.ranks, points))
         optimizers = len({update.optimizer for update in trace.updates})
         if optimizers > 1:
             notes.append(f"Each step of one of the {optimizers} optimizers counts as an update.")
         if not trace.updates[0].samples:
             notes.append("No batch came from a DataLoader, so samples were not compared.")
-        if len(first.traces) > 1:
-            notes.append(f"{len(first.traces)} ranks made updates; the first one was compared.")
+        ranks = list(first.ranks) if len(first.ranks) > 1 else []
+        if ranks:
+            notes.append(f"{len(ranks)} ranks were compared. What names no rank holds for all.")
+        if len(first.traces) > len(first.ranks):
+            notes.append(
+                f"{len(first.traces)} processes made updates; of those with the same rank, the one "
+                "with the most updates was compared."
+            )
         if trace.share:
             notes.append(
                 f"Recording took {trace.share:.1%} of a step, in {1 / max(1, trace.every):.0%} of "
                 "the steps."
             )
         framework = FRAMEWORKS.get(trace.framework, "")
-        return Audit(code, sentence, checks, notes, framework)
+        return Audit(code, sentence, checks, notes, framework, ranks)
+
+
+def _compare_ranks(reference: Ranks, others: Ranks, start: int = 0) -> list[Difference]:
+    return merge_ranks(
+        {rank: compare(reference[rank], other, start) for rank, other in others.items()}
+    )
+
+
+def _require_equal_ranks(first: Finished, other: Finished, name: str) -> None:
+    """Reject a run whose ranks are not those of the first one.
+
+    Raises:
+        CannotAuditError: they are not.
+    """
+    if first.ranks.keys() == other.ranks.keys() or not other.trace.updates:
+        return
+    raise CannotAuditError(
+        f"the first run has made updates in {_list_ranks(first)}, and the {name} one in "
+        f"{_list_ranks(other)}. Ranks are compared one by one: resume with as many processes"
+    )
+
+
+def _list_ranks(run: Finished) -> str:
+    return f"rank{'s' if len(run.ranks) > 1 else ''} {', '.join(run.ranks)}"
 
 
 def _check_shared(first: Finished, again: Finished) -> None:
@@ -441,7 +492,7 @@ def _check_shared(first: Finished, again: Finished) -> None:
 def _list_outside(run: Finished) -> set[str]:
     """Return the checkpoints that a run has written elsewhere, and that are still there."""
     inside = run.folder.resolve()
-    paths = [Path(path).resolve() for after, path in run.trace.files if after]
+    paths = [Path(path).resolve() for after, path in run.files if after]
     return {str(path) for path in paths if path.exists() and not path.is_relative_to(inside)}
 
 
@@ -480,13 +531,21 @@ def _require_updates(first: Finished) -> Trace:
             f"the script made {count} updates with optimizers of torch; expected at least {FEW}"
             f"{unseen}"
         )
+    world = max(trace.world for trace in first.traces)
+    if len(first.ranks) < world:
+        raise CannotAuditError(
+            f"the process group has {world} ranks, and updates were recorded in "
+            f"{_list_ranks(first)}. The others make no update, or run on another machine or in a "
+            "forked process: use one machine, and torchrun or the start method `spawn`"
+        )
     return first.trace
 
 
-def _points(trace: Trace) -> list[int]:
+def _points(run: Finished) -> list[int]:
     """Return after which updates a checkpoint was written, so that one more can be lost."""
-    after = {save.after for save in trace.saves} | {after for after, _ in trace.files}
-    return sorted(point for point in after if 0 < point < len(trace.updates) - 1)
+    after = {save.after for save in run.saves} | {after for after, _ in run.files}
+    count = min(len(trace.updates) for trace in run.ranks.values())
+    return sorted(point for point in after if 0 < point < count - 1)
 
 
 def _found_first(first: Trace, second: Trace) -> bool:
@@ -524,8 +583,8 @@ def _explain_new_start(
     if trace.loads:
         read = Path(trace.loads[0]["path"]).name or "a checkpoint"
         sentence += f" It read {read}, and did not use its weights."
-    elif is_same and killed.trace.files:
-        written = Path(killed.trace.files[-1][1]).name
+    elif is_same and killed.files:
+        written = Path(killed.files[-1][1]).name
         sentence += (
             f" It was the same command, and did not read {written}; if another command resumes, "
             'name it: --resume "COMMAND".'
@@ -573,7 +632,7 @@ def _shorten_place(finding: Finding, folder: Path) -> Finding:
     return replace(finding, place=place)
 
 
-def _start_by_file(killed: Trace, resumed: Trace) -> int:
+def _start_by_file(killed: Finished, resumed: Trace) -> int:
     """Return the number of updates at the checkpoint that a resumed run read."""
     read = {Path(str(load["path"])).name for load in resumed.loads}
     after = [save.after for save in killed.saves if Path(save.path).name in read]

@@ -1,11 +1,12 @@
 """Compares a resumed run with one that was not killed, update by update."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from phasetrain.addons.audit.trace import Trace, Update
+from phasetrain.addons.audit.trace import Ranks, Trace, Update
 
 Digests = Mapping[str, Any]
 """Part of the state -> its digest."""
@@ -45,6 +46,7 @@ class Difference:
             it was not restored.
         expected: what the unbroken run had, where it can be shown.
         actual: what this run had.
+        ranks: ranks of which the part differs in this update.
     """
 
     part: str
@@ -52,6 +54,7 @@ class Difference:
     at_start: bool = False
     expected: Any = None
     actual: Any = None
+    ranks: Sequence[str] = ()
 
     @property
     def kind(self) -> str:
@@ -69,12 +72,14 @@ class Samples:
         never: trained in the unbroken run only.
         pattern: `again` (the epoch starts over), `skipped` (batches are left out), `late` (equal
             at first), `other` (another order).
+        rank: of the process that trained them; empty for all ranks together.
     """
 
     total: int
     twice: int
     never: int
     pattern: str
+    rank: str = ""
 
 
 def find_start(reference: Trace, resumed: Trace) -> int | None:
@@ -141,6 +146,20 @@ def compare(reference: Trace, other: Trace, start: int = 0) -> list[Difference]:
             earliest.setdefault(difference.part, difference)
     for difference in _compare_checkpoints(reference, other, start):
         earliest.setdefault(difference.part, difference)
+    return sorted(earliest.values(), key=_time)
+
+
+def merge_ranks(by_rank: Mapping[str, Sequence[Difference]]) -> list[Difference]:
+    """Return the first difference of each part over all ranks, with the ranks in which it is the
+    first one, earliest first and causes before effects."""
+    earliest: dict[str, Difference] = {}
+    for rank, differences in by_rank.items():
+        for difference in differences:
+            known = earliest.get(difference.part)
+            if known is None or _time(difference) < _time(known):
+                earliest[difference.part] = replace(difference, ranks=(rank,))
+            elif _time(difference) == _time(known):
+                earliest[difference.part] = replace(known, ranks=(*known.ranks, rank))
     return sorted(earliest.values(), key=_time)
 
 
@@ -244,28 +263,46 @@ def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator
                 yield Difference(f"checkpoint.{path.partition('.')[0]}", expected.after)
 
 
-def count_samples(reference: Trace, killed: Trace, resumed: Trace, start: int) -> Samples | None:
-    """Return what became of the samples of the epoch with update `start`; None if nothing differs.
+def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -> list[Samples]:
+    """Return what became of the samples of the epoch with update `start`, of all ranks together
+    and, if there are several, of each; nothing if no order differs.
 
     Args:
-        reference: record of the unbroken run.
-        killed: record of the process that was killed.
-        resumed: record of the process after it.
+        reference: records of the unbroken run.
+        killed: records of the processes that were killed.
+        resumed: records of the processes after them.
         start: number of updates of `killed` that count.
     """
-    first, last = find_epoch(reference, start)
-    last = min(last, start + len(resumed.updates))
-    expected = [
-        sample for update in reference.updates[first:last] for sample in update.flat_samples
-    ]
-    counted = [*killed.updates[first:start], *resumed.updates[: last - start]]
-    trained = [sample for update in counted for sample in update.flat_samples]
-    twice = sum((Counter(trained) - Counter(expected)).values())
-    never = len(set(expected) - set(trained))
-    pattern = _find_pattern(reference, resumed, start, first)
-    if not pattern:
-        return None
-    return Samples(len(expected), twice, never, pattern)
+    # Of one rank: with another one, a sample that fills up the last batch would end the epoch.
+    first, last = find_epoch(next(iter(reference.values())), start)
+    last = min(last, *(start + len(trace.updates) for trace in resumed.values()))
+    patterns = {
+        rank: _find_pattern(reference[rank], trace, start, first) for rank, trace in resumed.items()
+    }
+    if not any(patterns.values()):
+        return []
+    expected = {rank: _list_samples(reference[rank].updates[first:last]) for rank in resumed}
+    trained = {
+        rank: _list_samples([*killed[rank].updates[first:start], *trace.updates[: last - start]])
+        for rank, trace in resumed.items()
+    }
+    pattern = next(filter(None, patterns.values()))
+    counts = [_count(chain(*expected.values()), chain(*trained.values()), pattern)]
+    if len(resumed) > 1:
+        counts += [_count(expected[rank], trained[rank], patterns[rank], rank) for rank in resumed]
+    return counts
+
+
+def _list_samples(updates: Sequence[Update]) -> list[Any]:
+    return [sample for update in updates for sample in update.flat_samples]
+
+
+def _count(
+    expected: Iterable[Any], trained: Iterable[Any], pattern: str, rank: str = ""
+) -> Samples:
+    before, after = Counter(expected), Counter(trained)
+    twice, never = (after - before).total(), len(before.keys() - after.keys())
+    return Samples(before.total(), twice, never, pattern, rank)
 
 
 def find_epoch(reference: Trace, number: int) -> tuple[int, int]:

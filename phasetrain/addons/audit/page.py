@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 
 from phasetrain.addons.audit.auditor import Audit
+from phasetrain.addons.audit.cost import describe_cost
 from phasetrain.addons.audit.text import QUESTIONS
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 8
@@ -41,6 +42,8 @@ def _lines(audit: Audit, command: Sequence[str]) -> Iterator[str]:
                 yield f"<p class=place>{escape(finding.place)}</p>"
             if finding.remedy:
                 yield f"<pre>{escape(finding.remedy)}</pre>"
+        if check.cost is not None:
+            yield f"<p>{escape(describe_cost(check.cost))}</p>"
     for note in audit.notes:
         yield f"<p>{escape(note)}</p>"
     yield "</html>"

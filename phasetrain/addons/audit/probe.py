@@ -11,6 +11,7 @@ Each process writes one JSON object per line to `trace-PID.jsonl`:
 - `epoch`: an iterator over a DataLoader has been made.
 - `save`, `load`, `file`: a checkpoint was written or read, or another file was written.
 - `stride`: how often the state is digested.
+- `failed`: the recording itself has failed, and ended.
 - `restore`: `load_state_dict` of a module, optimizer, schedule or scaler was called.
 """
 
@@ -43,6 +44,12 @@ SHARE = 0.03
 
 SEEN = 512
 """Maximum number of values of a sample that are digested, spread over all of it."""
+
+PATIENCE = 20.0
+"""Seconds for which a rank waits for the others before a kill."""
+
+REACHED = "reached-"
+"""Beginning of the names of files by which ranks tell that they are to be killed."""
 
 LISTED_LEAVES = 4000
 """Maximum number of values of a checkpoint that are recorded."""
@@ -128,9 +135,9 @@ class Probe:
         self.begins: dict[int, dict[str, Any]] = {}  # before the first step of a later optimizer
         self.stepped: set[int] = set()
         self.buffers: list[tuple[Any, int]] = []  # before each call until the first loss
-        self._own = 0.0
+        self._own = 0.0  # seconds of recording since the last update
         self._digests = 0.0
-        self._ended = 0.0
+        self._ended = time.perf_counter()  # of the last update, or when the process began
         self._costs: list[tuple[float, float, float]] = []
         self._torch: Any = None
         self._descriptor = -1
@@ -148,6 +155,16 @@ class Probe:
         line = json.dumps({"kind": kind, "after": self.updates, **content}, default=str)
         os.write(self._descriptor, line.encode() + b"\n")
 
+    def record(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function of the recording; an error ends the recording, not the script."""
+        if not self.is_on:
+            return
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - of any kind of tensor or file
+            self.write("failed", error=f"{type(error).__name__}: {error}")
+            self.is_on = False
+
     # Installation
 
     def install(self, torch: Any) -> None:
@@ -163,8 +180,12 @@ class Probe:
         )
         from torch.optim import optimizer as optimizers
 
-        optimizers.register_optimizer_step_pre_hook(self._before_step)
-        optimizers.register_optimizer_step_post_hook(self._after_step)
+        optimizers.register_optimizer_step_pre_hook(
+            lambda optimizer, args, kwargs: self.record(self._before_step, optimizer)
+        )
+        optimizers.register_optimizer_step_post_hook(
+            lambda optimizer, args, kwargs: self.record(self._after_step, optimizer)
+        )
         dataloader = torch.utils.data.dataloader
         self._wrap_loader(dataloader.DataLoader, dataloader._BaseDataLoaderIter)
         self._wrap_modules(torch.nn.Module)
@@ -205,8 +226,7 @@ class Probe:
 
         def record_batch(this: Any) -> Any:
             batch = next_batch(this)
-            if self.is_on:
-                self._on_batch(this, batch)
+            self.record(self._on_batch, this, batch)
             return batch
 
         def forget_indices(this: Any, *args: Any, **kwargs: Any) -> None:
@@ -237,7 +257,7 @@ class Probe:
                 return call(this, *args, **kwargs)
             self.depth = 1
             try:
-                self._on_forward(this, args, kwargs)
+                self.record(self._on_forward, this, args, kwargs)
                 return call(this, *args, **kwargs)
             finally:
                 self.depth = 0
@@ -248,8 +268,7 @@ class Probe:
         backward = torch.Tensor.backward
 
         def record_backward(this: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_on:
-                self._on_backward(this)
+            self.record(self._on_backward, this)
             return backward(this, *args, **kwargs)
 
         torch.Tensor.backward = record_backward
@@ -259,8 +278,8 @@ class Probe:
 
         def record_zero_grad(this: Any, *args: Any, **kwargs: Any) -> Any:
             result = zero_grad(this, *args, **kwargs)
-            if self.is_on and self.losses:
-                self._forget_passes()
+            if self.losses:
+                self.record(self._forget_passes)
             return result
 
         owner.zero_grad = record_zero_grad
@@ -307,11 +326,13 @@ class Probe:
 
     def _wrap_files(self, torch: Any) -> None:
         save, load = torch.save, torch.load
+        storages = (torch.UntypedStorage, torch.storage.TypedStorage)
 
         def record_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             result = save(obj, f, *args, **kwargs)
-            if self.is_on:
-                self._on_save(f, obj)
+            # pickle.dump of a tensor saves its storage this way, for example to send it to a rank.
+            if not isinstance(obj, storages):
+                self.record(self._on_save, f, obj)
             return result
 
         def record_load(f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -329,8 +350,7 @@ class Probe:
 
         def record_save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
             result = save(tensors, filename, *args, **kwargs)
-            if self.is_on:
-                self._on_save(filename, tensors)
+            self.record(self._on_save, filename, tensors)
             return result
 
         module.save_file = record_save
@@ -405,9 +425,7 @@ class Probe:
         self.batches.extendleft(reversed(self.used))
         self.used, self.losses, self.generators = [], [], None
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.is_on:
-            return
+    def _before_step(self, optimizer: Any) -> None:
         began = time.perf_counter()
         _add(self.optimizers, optimizer)
         index = self._index_of(optimizer)
@@ -419,13 +437,12 @@ class Probe:
                 self.before[index] = self._digest_state(optimizer)
         self._own += time.perf_counter() - began
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self.is_on:
-            return
+    def _after_step(self, optimizer: Any) -> None:
         # Not the step of an optimizer that only carries a schedule, for example to tabulate it.
         if not _have_gradients([optimizer]):
             return
         began = time.perf_counter()
+        seconds = began - self._ended - self._own
         self.updates += 1
         digests = None
         if self._is_digested():
@@ -434,6 +451,7 @@ class Probe:
         index = self._index_of(optimizer)
         content = {
             "optimizer": index,
+            "seconds": round(seconds, 6),
             "samples": [entry["index"] for entry in self.used],
             "content": [entry["content"] for entry in self.used],
             "losses": self.losses,
@@ -451,28 +469,24 @@ class Probe:
         if self.updates == 1:
             content["frameworks"] = [name for name in FRAMEWORKS if name in sys.modules]
             content["rank"] = self._rank()
+            content["world"] = self._world_size()
         self.write("update", **content, step_place=_place())
         self.roots = []
         self.used, self.losses, self.generators = [], [], None
         self._own += time.perf_counter() - began
         self._choose_stride()
-        if self.updates == self.options.get("kill_at"):
-            self._kill()
-        if self.updates == self.options.get("stop_at"):
-            os._exit(0)
+        self._end_if_due()
 
     def _is_digested(self) -> bool:
         return self.updates <= MEASURED or bool(self.every and self.updates % self.every == 0)
 
     def _choose_stride(self) -> None:
         """Digest the state at a stride that costs little; all runs of an audit use the same one."""
-        if self.every:
-            return
         now = time.perf_counter()
-        if self._ended:
+        if self.updates > 1 and not self.every:
             self._costs.append((now - self._ended, self._own, self._digests))
         self._ended, self._own, self._digests = now, 0.0, 0.0
-        if self.updates != MEASURED:
+        if self.updates != MEASURED or self.every:
             return
         # Medians: a step may be long because other programs had the processor.
         columns = zip(*self._costs, strict=True)
@@ -491,7 +505,9 @@ class Probe:
             leaves[path] = leaf
         path = _path_of(target)
         self.write("save", path=path, leaves=leaves, place=_place())
-        if path and self.saves == self.options.get("kill_in_save"):
+        # The first rank: its saves were counted, and others may make more or fewer.
+        is_last = self.saves == self.options.get("kill_in_save") and self._rank() == "0"
+        if path and is_last:
             # As if the process had been killed in the middle: what a file in place would look like.
             with open(path, "r+b") as file:
                 file.truncate(os.path.getsize(path) // 2)  # noqa: PTH202
@@ -506,11 +522,45 @@ class Probe:
             pass
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _rank(self) -> str:
+    def _end_if_due(self) -> None:
+        """End this process if it has made its last update."""
+        kill_at, stop_at = self.options.get("kill_at"), self.options.get("stop_at")
+        if self.updates in (kill_at, stop_at):
+            self._wait_for_ranks()
+        if self.updates == kill_at:
+            self._kill()
+        if self.updates == stop_at:
+            os._exit(0)
+
+    def _wait_for_ranks(self) -> None:
+        """Wait until all ranks have made this update, so that the record of each ends with it.
+
+        The collective operations of an update are complete before its optimizer steps.
+        """
+        size = self._world_size()
+        if size == 1:
+            return
+        own = os.path.join(self.folder, f"{REACHED}{self._rank()}")  # noqa: PTH118
+        with open(own, "w"):
+            pass
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            names = os.listdir(self.folder)  # noqa: PTH208
+            if sum(name.startswith(REACHED) for name in names) >= size:
+                return
+            time.sleep(0.01)
+
+    def _is_distributed(self) -> bool:
         distributed = self._torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return str(distributed.get_rank())
+        return bool(distributed.is_available() and distributed.is_initialized())
+
+    def _rank(self) -> str:
+        if self._is_distributed():
+            return str(self._torch.distributed.get_rank())
         return os.environ.get("RANK", "0")
+
+    def _world_size(self) -> int:
+        return int(self._torch.distributed.get_world_size()) if self._is_distributed() else 1
 
     def _on_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.is_on or event not in ("open", "os.rename"):

@@ -71,6 +71,18 @@ ema.load_state_dict(checkpoint["ema"])
 }
 """Kind of a difference -> lines for a custom training loop."""
 
+RANKS = {
+    "samples": """\
+sampler.set_epoch(epoch)                             # a DistributedSampler, before each epoch,
+                                                     # with the epoch of the checkpoint
+for i, batch in enumerate(loader): if i < batches_done: continue   # save epoch and batches_done""",
+    "generator": """\
+states = [None] * world_size
+dist.all_gather_object(states, torch.get_rng_state())   # in every rank; then save `states`
+torch.set_rng_state(states[rank])                    # likewise NumPy, random and CUDA""",
+}
+"""Kind of a difference -> lines for a custom training loop of several ranks."""
+
 BY_FRAMEWORK = {
     "Lightning": {
         "start": """\
@@ -100,6 +112,13 @@ loader = accelerator.skip_first_batches(loader, batches_done)   # without a stat
                                                      # in the first epoch after a resume""",
         "scaler": "accelerator.save_state(folder)            # saves the scaler as well",
     },
+    "MMEngine": {
+        "start": "Runner(..., resume=True)                             # or cfg.resume = True",
+        "samples": """\
+train_cfg=dict(type="IterBasedTrainLoop", max_iters=10000)
+train_dataloader=dict(sampler=dict(type="InfiniteSampler", seed=0), ...)
+                                                     # by epochs, it starts its epoch again""",
+    },
     "Ignite": {
         "start": "Checkpoint.load_objects(to_load=to_save, checkpoint=torch.load(path))",
         "samples": """\
@@ -111,7 +130,8 @@ to_save = {"trainer": trainer, "model": model, "optimizer": optimizer}""",
 """Name of a framework -> kind of a difference -> lines for it."""
 
 
-def find_remedy(kind: str, framework: str) -> str:
-    """Return lines of code that usually fix a kind of difference."""
+def find_remedy(kind: str, framework: str, world: int = 1) -> str:
+    """Return lines of code that usually fix a kind of difference, in a process group of a size."""
     own = BY_FRAMEWORK.get(FRAMEWORKS.get(framework, ""), {})
-    return own.get(kind, PLAIN.get(kind, ""))
+    plain = {**PLAIN, **RANKS} if world > 1 else PLAIN
+    return own.get(kind, plain.get(kind, ""))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from phasetrain.addons.audit.probe import FOLDER, LEADER, OPTIONS
-from phasetrain.addons.audit.trace import Trace, read_traces
+from phasetrain.addons.audit.trace import Ranks, Save, Trace, read_traces
 
 SITE = Path(__file__).parent / "site"
 
@@ -35,6 +36,12 @@ SKIPPED = shutil.ignore_patterns(
 TAIL = 12
 """Lines of the output that an error shows."""
 
+LAUNCHER_ERROR = re.compile(r"Sending process \d+ closing signal|failed \(exitcode: ")
+"""In the first line that torchrun prints about a process that has failed."""
+
+RANK_PREFIX = re.compile(r"^\[(rank\d+)\]:[ ]?")
+"""Beginning of a line of a traceback in a process group."""
+
 
 class CannotAuditError(Exception):
     """The command cannot be audited; the message says why."""
@@ -47,7 +54,7 @@ class Finished:
     Attributes:
         exit_code: as a shell reports it; negative if a signal ended it.
         traces: records of its processes that made updates, by rank.
-        output: last lines of its output.
+        output: its last lines.
         folder: its working folder, or what stood for `{run}`.
     """
 
@@ -60,6 +67,26 @@ class Finished:
     def trace(self) -> Trace:
         """The record of the first rank."""
         return self.traces[0] if self.traces else Trace()
+
+    @property
+    def ranks(self) -> Ranks:
+        """The records by rank; of several processes of a rank, that with the most updates."""
+        ranks: dict[str, Trace] = {}
+        for trace in self.traces:
+            ranks.setdefault(trace.rank, trace)
+        return ranks
+
+    @property
+    def saves(self) -> Sequence[Save]:
+        """Checkpoints that any rank has written."""
+        return [save for trace in self.ranks.values() for save in trace.saves]
+
+    @property
+    def files(self) -> Sequence[tuple[int, str]]:
+        """Files of any rank that may be checkpoints, the newest last, of equal ones that of the
+        first rank."""
+        files = [file for trace in reversed([*self.ranks.values()]) for file in trace.files]
+        return sorted(files, key=lambda file: file[0])
 
 
 class Runner:
@@ -75,6 +102,8 @@ class Runner:
     def __init__(self, command: Sequence[str], scratch: Path, timeout: float) -> None:
         self.command = tuple(command)
         self.scratch = scratch
+        self.temporary = scratch / "tmp"
+        self.temporary.mkdir(parents=True, exist_ok=True)
         self.timeout = timeout
         self.names_folder = any(RUN in word for word in command)
         self.count = 0
@@ -118,6 +147,8 @@ class Runner:
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
+        # What a killed process leaves there, such as the sockets of workers, is removed as well.
+        environment["TMPDIR"] = str(self.temporary)
         environment[FOLDER] = str(records)
         environment[OPTIONS] = json.dumps(dict(options))
         # The probe gets into new processes only, not into forks of a warm parent.
@@ -134,7 +165,11 @@ class Runner:
                 _kill_others(str(records))
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()
-        return Finished(exit_code, read_traces(records), "\n".join(lines[-TAIL:]), folder)
+        traces = read_traces(records)
+        failures = [trace.failure for trace in traces if trace.failure]
+        if failures:
+            raise CannotAuditError(f"the script could not be recorded: {failures[0]}")
+        return Finished(exit_code, traces, "\n".join(_find_error(lines)[-TAIL:]), folder)
 
 
 def _wait(
@@ -188,6 +223,20 @@ def _kill_marked(mark: bytes) -> int:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
                 count += 1
     return count
+
+
+def _find_error(lines: Sequence[str]) -> Sequence[str]:
+    """Return lines of output without what torchrun says about an error, and without the errors of
+    other ranks than the first one that fails, which may follow from it."""
+    ends = [number for number, line in enumerate(lines) if LAUNCHER_ERROR.search(line)]
+    kept, first = [], ""
+    for line in lines[: ends[0]] if ends else lines:
+        prefix = RANK_PREFIX.match(line)
+        rank = prefix.group(1) if prefix else ""
+        first = first or rank
+        if rank in ("", first):
+            kept.append(RANK_PREFIX.sub("", line))
+    return kept if any(line.strip() for line in kept) else lines
 
 
 def _copy_or_link(source: str, target: str) -> None:

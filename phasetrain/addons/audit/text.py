@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from phasetrain.addons.audit.auditor import Audit
+from phasetrain.addons.audit.cost import describe_cost
 from phasetrain.addons.audit.verdict import Check
 
 QUESTIONS = {
@@ -33,6 +34,8 @@ def _lines(audit: Audit) -> Iterator[str]:
                 yield f"       {line}"
         if check.findings:
             yield from _list_effects(check)
+        if check.cost is not None:
+            yield f"  {describe_cost(check.cost)}"
     if audit.notes:
         yield ""
         yield from audit.notes

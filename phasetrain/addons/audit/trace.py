@@ -28,6 +28,7 @@ class Update:
         optimizer: number of the optimizer that stepped, in the order in which they were made.
         begins: part of the state -> digest before the first step of an optimizer, but for the first
             update.
+        seconds: since the update before, or since the process began; without the recording.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Update:
     step_place: str
     optimizer: int = 0
     begins: Mapping[str, Any] | None = None
+    seconds: float = 0.0
 
     @property
     def flat_samples(self) -> tuple[Any, ...]:
@@ -82,6 +84,8 @@ class Trace:
         torch: its version.
         framework: module of the framework that trains; empty if there is none.
         rank: of the process.
+        world: number of ranks, as the process knows it.
+        failure: why the recording has ended before the process; empty if it has not.
         undone: number of updates before the first one that are left out, see `drop_undone`.
     """
 
@@ -96,11 +100,17 @@ class Trace:
     torch: str = ""
     framework: str = ""
     rank: str = "0"
+    world: int = 1
+    failure: str = ""
     undone: int = 0
 
     def update(self, number: int) -> Update | None:
         """Return an update by its number, from 1."""
         return self.updates[number - 1] if 1 <= number <= len(self.updates) else None
+
+
+Ranks = Mapping[str, Trace]
+"""Rank -> the record of its process, the first rank first."""
 
 
 @dataclass
@@ -174,11 +184,14 @@ def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
     elif event_kind == "update":
         draft.updates.append(_read_update(event))
         if "rank" in event:  # in the first one
-            draft.rest.update(rank=event["rank"], framework=next(iter(event["frameworks"]), ""))
+            framework = next(iter(event["frameworks"]), "")
+            draft.rest.update(rank=event["rank"], world=event["world"], framework=framework)
     elif event_kind == "save":
         draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
     elif event_kind in ("load", "restore"):
         {"load": draft.loads, "restore": draft.restores}[event_kind].append(event)
+    elif event_kind == "failed":
+        draft.rest.update(failure=event["error"])
     elif event_kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
     # Both kinds, because torch.save writes without Python's `open`.
@@ -207,4 +220,5 @@ def _read_update(event: Mapping[str, Any]) -> Update:
         step_place=event["step_place"],
         optimizer=event["optimizer"],
         begins=event.get("begins"),
+        seconds=event["seconds"],
     )

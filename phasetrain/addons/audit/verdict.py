@@ -5,8 +5,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from phasetrain.addons.audit.compare import Difference, Samples, is_effect
+from phasetrain.addons.audit.cost import Cost
 from phasetrain.addons.audit.remedies import find_remedy
-from phasetrain.addons.audit.trace import Trace
+from phasetrain.addons.audit.trace import Ranks, Trace
+
+LISTED_RANKS = 4
+"""Maximum number of ranks whose samples a sentence lists."""
 
 EXACT, DIFFERS, NOT_AUDITED, NOT_DETERMINISTIC = range(4)
 """Exit codes."""
@@ -44,6 +48,7 @@ class Finding:
         remedy: lines of code.
         part: the part of the state by its name.
         update: first update that differs.
+        ranks: ranks in which it differs first; empty if there is one process.
     """
 
     code: str
@@ -52,6 +57,7 @@ class Finding:
     remedy: str = ""
     part: str = ""
     update: int = 0
+    ranks: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,9 @@ class Check:
         findings: the differences, causes first.
         effects: parts that differ as a consequence.
         curves: name -> losses per update, for the page.
+        cost: what the kill has cost; None for a question about a kill that has been asked before.
+        samples: what became of the samples of the epoch, of all ranks and of each; empty if their
+            order does not differ.
     """
 
     name: str
@@ -73,6 +82,8 @@ class Check:
     findings: Sequence[Finding] = ()
     effects: Sequence[str] = ()
     curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    cost: Cost | None = None
+    samples: Sequence[Samples] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the check as JSON data, without its curves."""
@@ -82,7 +93,7 @@ class Check:
 
 
 def make_findings(
-    differences: Sequence[Difference], samples: Samples | None, resumed: Trace, reference: Trace
+    differences: Sequence[Difference], samples: Sequence[Samples], resumed: Ranks, reference: Ranks
 ) -> tuple[list[Finding], list[str]]:
     """Return what a resume does not restore, causes first, and the parts that differ because of it.
 
@@ -91,7 +102,8 @@ def make_findings(
     counted = [item for item in differences if item.kind != "generator" or item.at_start]
     if all(item.kind == "generator" for item in counted):
         return [], [item.part for item in counted]
-    causes = [item for item in counted if not is_effect(item, _without(counted, item))]
+    possible = _drop_generators_of_other_ranks(counted)
+    causes = [item for item in possible if not is_effect(item, _without(possible, item))]
     causes = _drop_unused_generators(causes, counted)
     findings = _merge(causes, samples, resumed, reference)
     named = {item.part for item in causes}
@@ -103,6 +115,15 @@ def _without(differences: Sequence[Difference], excluded: Difference) -> list[Di
     return [other for other in differences if other is not excluded]
 
 
+def _drop_generators_of_other_ranks(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the differences without generators of ranks whose loss does not differ first."""
+    first_loss = next((item for item in differences if item.kind == "loss"), None)
+    if first_loss is None:
+        return list(differences)
+    ranks = set(first_loss.ranks)
+    return [item for item in differences if item.kind != "generator" or ranks & set(item.ranks)]
+
+
 def _drop_unused_generators(
     causes: list[Difference], counted: Sequence[Difference]
 ) -> list[Difference]:
@@ -111,18 +132,19 @@ def _drop_unused_generators(
     A generator is to blame if the loss differs although samples and state are equal.
     """
     rest = [item for item in causes if item.kind != "generator"]
-    first_loss = next((item.update for item in counted if item.kind == "loss"), None)
+    first_loss = next((item for item in counted if item.kind == "loss"), None)
     if first_loss is None:
         return rest or causes
     explained = any(
-        item.update <= first_loss and item.kind in ("samples", "content", "weights", "buffers")
+        item.update <= first_loss.update
+        and item.kind in ("samples", "content", "weights", "buffers")
         for item in rest
     )
     return rest if explained else causes
 
 
 def _merge(
-    causes: Sequence[Difference], samples: Samples | None, resumed: Trace, reference: Trace
+    causes: Sequence[Difference], samples: Sequence[Samples], resumed: Ranks, reference: Ranks
 ) -> list[Finding]:
     """Return a finding for each kind of cause, and one for each part of the optimizer's state."""
     findings = []
@@ -137,20 +159,30 @@ def _merge(
         if key in done:
             continue
         done.add(key)
+        rank = cause.ranks[0] if cause.ranks else next(iter(reference))
+        sentence = _describe(cause, samples, reference[rank])
         findings.append(
             Finding(
                 cause.kind,
-                _describe(cause, samples, reference),
-                _place(cause, resumed),
-                find_remedy(cause.kind, reference.framework),
+                _name_ranks(cause.ranks, len(reference)) + sentence,
+                _place(cause, resumed[rank]),
+                find_remedy(cause.kind, reference[rank].framework, len(reference)),
                 cause.part,
                 cause.update,
+                list(cause.ranks) if len(reference) > 1 else [],
             )
         )
     return findings
 
 
-def _describe(cause: Difference, samples: Samples | None, reference: Trace) -> str:
+def _name_ranks(ranks: Sequence[str], world: int) -> str:
+    """Return the beginning of a sentence about some ranks; empty for all of them."""
+    if not ranks or len(ranks) == world:
+        return ""
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {', '.join(ranks)}: "
+
+
+def _describe(cause: Difference, samples: Sequence[Samples], reference: Trace) -> str:
     name = cause.part.rpartition(".")[2]
     if cause.kind == "samples":
         return _describe_samples(cause, samples)
@@ -187,13 +219,14 @@ def _describe(cause: Difference, samples: Samples | None, reference: Trace) -> s
             "else that it depends on was not restored, such as a counter, a target network or a "
             "queue."
         )
-    return _describe_rest(cause, name)
+    return _describe_rest(cause, name, reference)
 
 
-def _describe_rest(cause: Difference, name: str) -> str:
+def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
-        return f"The weights {when}: no update of the run without a kill has these weights."
+        unknown = ": no update of the run without a kill has these weights"
+        return f"The weights {when}{'' if reference.world > 1 else unknown}."
     if cause.kind == "buffers":
         return f"Buffers of the model, such as running statistics of batch norm, {when}."
     if cause.kind == "content":
@@ -207,20 +240,21 @@ def _describe_rest(cause: Difference, name: str) -> str:
     )
 
 
-def _describe_samples(cause: Difference, samples: Samples | None) -> str:
+def _describe_samples(cause: Difference, counts: Sequence[Samples]) -> str:
     count = [len(batches) for batches in (cause.expected, cause.actual)]
     if count[0] != count[1]:
         return (
             f"Update {cause.update} has the gradient of {count[1]} batches instead of {count[0]}: "
             "gradients that had been accumulated before the kill are lost."
         )
-    if samples is None:
+    if not counts:
         return f"The samples of update {cause.update} differ."
-    counts = ""
+    samples = counts[0]
+    sentence = ""
     if samples.twice or samples.never:
-        counts = (
+        sentence = (
             f"{samples.twice} of {samples.total} samples of the epoch were trained twice and "
-            f"{samples.never} never: "
+            f"{samples.never} never{_list_ranks(counts[1:])}: "
         )
     reason = {
         "again": "the loader starts its epoch again.",
@@ -229,7 +263,17 @@ def _describe_samples(cause: Difference, samples: Samples | None) -> str:
         "other": "the order of the samples is another one, because its generator or epoch was not "
         "restored.",
     }[samples.pattern]
-    return f"{counts}{reason}" if counts else f"{reason[0].upper()}{reason[1:]}"
+    return f"{sentence}{reason}" if sentence else f"{reason[0].upper()}{reason[1:]}"
+
+
+def _list_ranks(counts: Sequence[Samples]) -> str:
+    """Return the counts of each rank, in brackets; empty if there is one."""
+    texts = [
+        f"rank {one.rank}: {one.twice} and {one.never} of {one.total}"
+        for one in counts[:LISTED_RANKS]
+    ]
+    rest = ["..."] if len(counts) > LISTED_RANKS else []
+    return f" ({', '.join(texts + rest)})" if texts else ""
 
 
 def _describe_option(cause: Difference, name: str, reference: Trace) -> str:

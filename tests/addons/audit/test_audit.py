@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from phasetrain.addons.audit.auditor import (
     _explain_new_start,
     audit,
 )
+from phasetrain.addons.audit.cost import describe_cost
 from phasetrain.addons.audit.page import write_page
+from phasetrain.addons.audit.probe import FOLDER
 from phasetrain.addons.audit.runs import CannotAuditError, Finished, Runner
 from phasetrain.addons.audit.text import format_audit
 from phasetrain.addons.audit.trace import Trace, Update
@@ -74,6 +77,7 @@ def verdict(tmp_path_factory: pytest.TempPathFactory) -> Audit:
         found = phasetrain.audit([sys.executable, "train.py"], kill_at=7)
         # Nothing is left, neither where the script is nor elsewhere.
         assert describe_process() == before
+        assert list_started() == []
     assert [path.name for path in folder.iterdir()] == ["train.py"]
     return found
 
@@ -86,6 +90,20 @@ def describe_process() -> list[Any]:
         signal.getsignal(signal.SIGTERM),
         list(Path(tempfile.gettempdir()).iterdir()),
     ]
+
+
+def list_started() -> list[str]:
+    """Return the processes that an audit with this folder for temporary files has left."""
+    mark = os.fsencode(f"{FOLDER}={tempfile.gettempdir()}/")
+    left = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            continue
+        if any(variable.startswith(mark) for variable in variables):
+            left.append(path.parent.name)
+    return left
 
 
 @pytest.mark.feature("audit", "Audit: what any training script does not restore after a kill")
@@ -106,6 +124,14 @@ def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
         *["train.py:14"] * 3,
     ]
     assert set(check.effects) == {"loss", "weights", "checkpoint.model"}
+    cost = check.cost
+    assert cost is not None
+    assert (cost.kill_at, cost.resumed_after, cost.updates, cost.samples) == (7, 5, 2, 8)
+    assert cost.restart is not None
+    assert 0 < cost.seconds < cost.restart  # which has the import of torch
+    assert verdict.to_json()["checks"][0]["cost"]["samples"] == 8
+    assert verdict.to_json()["checks"][0]["samples"][0]["never"] == 12
+    assert describe_cost(cost) in format_audit(verdict)
 
 
 def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
@@ -115,6 +141,9 @@ def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
     assert [len(points) for points in lines] == [12, 12]
     assert lines[0][:5] == lines[1][:5]  # up to the checkpoint that the run was resumed from
     assert lines[0][5] != lines[1][5]
+    cost = verdict.checks[0].cost
+    assert cost is not None
+    assert describe_cost(cost) in page
 
 
 @pytest.mark.parametrize(
@@ -128,16 +157,38 @@ def test_the_page_has_both_curves(verdict: Audit, tmp_path: Path) -> None:
         ("open('/dev/tty')", "/dev/tty"),
         ("import getpass; getpass.getpass()", "EOFError"),
         ("import sys; sys.exit(sys.stdin.read() or 'empty')", "empty"),
+        (
+            "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', "
+            "'import time; time.sleep(600)'], start_new_session=True)\nsys.exit('left one')",
+            "left one",
+        ),
     ],
 )
 def test_a_command_that_cannot_be_audited_is_explained(
     script: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    for name in ("here", "scratch"):
+        tmp_path.joinpath(name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    before = describe_process()
     found = audit([sys.executable, "-c", script], timeout=3)
     assert found.exit_code == 2
     assert words in found.sentence
-    assert list(tmp_path.iterdir()) == []
+    assert describe_process() == before
+    assert list_started() == []
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_temporary_files_of_the_script_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = "import sys, tempfile; sys.exit(tempfile.mkdtemp())"
+    found = audit([sys.executable, "-c", script])
+    folder = Path(found.sentence.splitlines()[-1])
+    assert folder.is_absolute()
+    assert not folder.exists()
 
 
 FORKED = (
@@ -154,28 +205,19 @@ SAVE = "        if update % 5 == 0:\n"
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "words"),
+    ("changes", "words"),
     [
-        ({SAVE: "        if False:\n"}, {}, "writes no checkpoint before the end of its 12"),
-        pytest.param(
-            {},
-            {"kill_at": 4},
-            "no checkpoint is written before update 4",
-            marks=pytest.mark.slow,
-        ),
-        ({}, {"kill_at": 12}, "--kill-at 12: expected 1 to 11"),
+        ({SAVE: "        if False:\n"}, "writes no checkpoint before the end of its 12"),
         pytest.param(
             {SAVE: "        if update == 7:\n            os.kill(os.getpid(), 9)\n" + SAVE},
-            {},
             "exit code -9",
             marks=pytest.mark.slow,
         ),
-        ({"import os\nimport torch\n": FORKED}, {}, "forked process is not recorded"),
+        ({"import os\nimport torch\n": FORKED}, "forked process is not recorded"),
     ],
 )
 def test_a_training_that_cannot_be_audited_is_explained(
     changes: dict[str, str],
-    options: dict[str, int],
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -192,15 +234,38 @@ def test_a_training_that_cannot_be_audited_is_explained(
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     before = describe_process()
-    found = audit([sys.executable, "train.py"], **options)
+    found = audit([sys.executable, "train.py"])
     assert (found.exit_code, words in found.sentence) == (2, True), found.sentence
     assert describe_process() == before
+    assert list_started() == []
     assert [path.name for path in folder.iterdir()] == ["train.py"]
     if daemon.exists():
         end = time.monotonic() + 30
         while is_alive(int(daemon.read_text())) and time.monotonic() < end:
             time.sleep(0.05)  # it was killed, and takes its time to end on a busy machine
         assert not is_alive(int(daemon.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("kill_at", "words"),
+    [
+        (12, "--kill-at 12: expected 1 to 11"),
+        (0, "--kill-at 0: expected 1 to 11"),
+        (4, "no checkpoint is written before update 4"),
+        (5, ""),
+    ],
+)
+def test_a_kill_without_a_checkpoint_before_it_is_explained(
+    kill_at: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    update = Update(1, (), (), (), (), {}, None, None, {}, "", "")
+    trace = Trace([replace(update, number=number) for number in range(1, 13)], files=[(5, "a.pt")])
+    auditor = _Auditor(
+        Runner(["train"], tmp_path / "scratch", 1.0), Options(kill_at=kill_at), print
+    )
+    with pytest.raises(CannotAuditError, match=words) if words else nullcontext():
+        assert auditor._choose_kill(Finished(0, [trace], "", tmp_path)) == kill_at
 
 
 def is_alive(pid: int) -> bool:

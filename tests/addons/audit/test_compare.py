@@ -14,6 +14,14 @@ from phasetrain.addons.audit.compare import (
     find_epoch,
     find_start,
     find_undone,
+    merge_ranks,
+)
+from phasetrain.addons.audit.cost import (
+    Cost,
+    describe_cost,
+    describe_worst_kill,
+    format_time,
+    measure_cost,
 )
 from phasetrain.addons.audit.trace import Save, Trace, Update, drop_undone
 from phasetrain.addons.audit.verdict import make_findings
@@ -64,7 +72,7 @@ def resumed(first: int = 6, **changes: Any) -> Trace:
 def test_an_exact_resume_has_no_difference() -> None:
     assert find_start(REFERENCE, resumed()) == 5
     assert compare(REFERENCE, resumed(), 5) == []
-    assert count_samples(REFERENCE, KILLED, resumed(), 5) is None
+    assert count_samples({"0": REFERENCE}, {"0": KILLED}, {"0": resumed()}, 5) == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,8 @@ def test_samples_that_were_trained_twice_or_never_are_counted(
     samples: list[int], expected: Samples
 ) -> None:
     updates = [one(6 + number, sample) for number, sample in enumerate(samples)]
-    assert count_samples(REFERENCE, KILLED, run(updates, start=5), 5) == expected
+    other = {"0": run(updates, start=5)}
+    assert count_samples({"0": REFERENCE}, {"0": KILLED}, other, 5) == [expected]
 
 
 def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
@@ -124,7 +133,7 @@ def test_another_number_of_updates_is_a_cause(last: int, found: int) -> None:
     assert compare(REFERENCE, other, 5) == []
     (length,) = compare_lengths(REFERENCE, other, 5)
     assert (length.part, length.update) == ("length", min(12, found) + 1)
-    findings, _ = make_findings([length], None, other, REFERENCE)
+    findings, _ = make_findings([length], [], {"0": other}, {"0": REFERENCE})
     assert [finding.code for finding in findings] == ["length"]
     assert compare_lengths(REFERENCE, resumed(), 5) == []
 
@@ -170,11 +179,100 @@ def test_causes_are_told_from_their_effects(
     changes: dict[str, Any], codes: list[str], effects: list[str]
 ) -> None:
     other = resumed(**changes)
-    found = compare(REFERENCE, other, 5)
-    samples = count_samples(REFERENCE, KILLED, other, 5)
-    findings, rest = make_findings(found, samples, other, REFERENCE)
+    found = merge_ranks({"0": compare(REFERENCE, other, 5)})
+    samples = count_samples({"0": REFERENCE}, {"0": KILLED}, {"0": other}, 5)
+    findings, rest = make_findings(found, samples, {"0": other}, {"0": REFERENCE})
     assert [finding.code for finding in findings] == codes
     assert rest == effects
+    assert findings == [] or findings[0].ranks == []
+
+
+SECOND = run([one(number, (number - 1) % EPOCH * BATCH + 8) for number in range(1, 13)])
+"""Rank 1, with samples 8 to 15."""
+
+NOISE, LOSS = {"generators": {"torch": 8}}, {"loss_digests": (0,)}
+WRONG = {"state": {"weights": 0, "buffers": {"Net": [6]}, "optimizer.Adam.exp_avg": 6}}
+
+
+@pytest.mark.feature("audit.ranks", "Audit of several ranks, one by one and their samples together")
+@pytest.mark.parametrize(
+    ("changes", "named", "effects", "counts"),
+    [
+        ([{}, {}], [], [], []),
+        ([{}, {**NOISE, **LOSS}], [("generator", ["1"])], ["loss"], []),
+        ([{**NOISE, **LOSS}] * 2, [("generator", ["0", "1"])], ["loss"], []),
+        # The generator of rank 0 explains no loss of rank 1; its weights follow from that loss.
+        (
+            [{**NOISE, **WRONG}, {**LOSS, **WRONG}],
+            [("loss", ["1"])],
+            ["generator.torch", "weights"],
+            [],
+        ),
+        ([{}, {"before": {**BEFORE, "weights": 0}}], [("weights", ["1"])], [], []),
+        # Rank 0 trains what belongs to rank 1; then it is a sample of the epoch that is seen twice.
+        (
+            [{"samples": ((10, 11),)}, {}],
+            [("samples", ["0"])],
+            [],
+            [(16, 2, 2, ""), (8, 2, 2, "0"), (8, 0, 0, "1")],
+        ),
+        # Ranks that exchange their samples lose none.
+        (
+            [{"samples": ((10, 11),)}, {"samples": ((2, 3),)}],
+            [("samples", ["0", "1"])],
+            [],
+            [(16, 0, 0, ""), (8, 2, 2, "0"), (8, 2, 2, "1")],
+        ),
+    ],
+)
+def test_ranks_are_compared_one_by_one(
+    changes: list[dict[str, Any]],
+    named: list[tuple[str, list[str]]],
+    effects: list[str],
+    counts: list[tuple[Any, ...]],
+) -> None:
+    reference = {"0": replace(REFERENCE, world=2), "1": replace(SECOND, world=2)}
+    killed = {rank: replace(each, updates=each.updates[:7]) for rank, each in reference.items()}
+    other = {
+        rank: run([replace(each.updates[5], **change), *each.updates[6:]], start=5)
+        for change, (rank, each) in zip(changes, reference.items(), strict=True)
+    }
+    found = merge_ranks({rank: compare(reference[rank], other[rank], 5) for rank in other})
+    samples = count_samples(reference, killed, other, 5)
+    findings, rest = make_findings(found, samples, other, reference)
+    assert [(finding.code, finding.ranks) for finding in findings] == named
+    assert rest == effects
+    assert [(each.total, each.twice, each.never, each.rank) for each in samples] == counts
+    for finding in findings:
+        assert finding.sentence.startswith(f"Rank {finding.ranks[0]}: ") == (
+            len(finding.ranks) == 1
+        )
+
+
+@pytest.mark.feature("audit.cost", "What a kill has cost, in updates, samples and time")
+def test_the_cost_of_a_kill_is_that_of_the_updates_after_its_checkpoint() -> None:
+    times = [9.0, *[2.0] * 4, 60.0, 3000.0, *[1.0] * 5]  # with the start of the process: 9 s
+    timed = [
+        replace(update, seconds=seconds)
+        for update, seconds in zip(REFERENCE.updates, times, strict=True)
+    ]
+    unbroken = {"0": replace(REFERENCE, updates=timed), "1": SECOND}
+    killed = {"0": KILLED, "1": replace(SECOND, updates=SECOND.updates[:7])}
+    again = {"0": resumed(seconds=4.0), "1": resumed(seconds=5.0)}
+    cost = measure_cost(unbroken, killed, again, 5)
+    assert cost == Cost(7, 5, updates=2, samples=8, seconds=3060.0, restart=5.0)
+    assert measure_cost(unbroken, killed, {}, 0) == Cost(7, 0, 7, 28, 3068.0, None)
+    assert "2 updates with 8 samples, which took 51.0 minutes: " in describe_cost(cost)
+    assert measure_cost(unbroken, killed, again, 9).updates == 0
+    assert "was 51.0 minutes, with 5 updates" in describe_worst_kill(unbroken, [5, 10])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0123, "12.3 ms"), (59.94, "59.9 s"), (90.0, "1.5 minutes"), (9000.0, "2.5 hours")],
+)
+def test_a_time_has_a_unit_that_fits(seconds: float, text: str) -> None:
+    assert format_time(seconds) == text
 
 
 def gan(number: int, *, before: int = 0, optimizer_state: int = 0) -> Update:

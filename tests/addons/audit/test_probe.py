@@ -14,10 +14,11 @@ import torch
 
 from phasetrain.addons.audit import probe
 from phasetrain.addons.audit.probe import FOLDER, OPTIONS, Probe
-from phasetrain.addons.audit.runs import SITE, CannotAuditError, Runner
+from phasetrain.addons.audit.runs import SITE, CannotAuditError, Runner, _find_error
 from phasetrain.addons.audit.trace import read_trace
 
 WEIGHTS = """
+import pickle
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -31,6 +32,7 @@ for epoch in range(3):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
+        pickle.dumps(model[0].weight)  # calls torch.save for its storage, which is no checkpoint
 print([value.tolist() for value in model.state_dict().values()], torch.rand(1).item())
 """
 
@@ -49,7 +51,64 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     ]
     assert printed[0] == printed[1]
     (path,) = tmp_path.glob("trace-*.jsonl")
-    assert len(read_trace(path).updates) == 24
+    trace = read_trace(path)
+    assert (len(trace.updates), trace.saves, trace.failure) == (24, [], "")
+    # The first one contains the start of the process with the import of torch.
+    assert trace.updates[0].seconds > max(update.seconds for update in trace.updates[1:]) > 0
+
+
+def test_an_error_of_the_recording_ends_it_and_is_named(tmp_path: Path) -> None:
+    recorder = Probe(str(tmp_path), {})
+    recorder.record(recorder._on_backward, None)
+    recorder.record(recorder._on_backward, "not called")
+    recorder.write("save")
+    trace = read_trace(Path(recorder.path))
+    assert (trace.failure[:14], trace.saves) == ("AttributeError", [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["ValueError: x"], ["ValueError: x"]),
+        (
+            [
+                "begin",
+                "[rank1]: ValueError: x",
+                "[rank0]: RuntimeError: Connection closed by peer",
+                "E1 failed (exitcode: 1) local_rank: 0",
+                "=====",
+            ],
+            ["begin", "ValueError: x"],
+        ),
+        (
+            ["W1 Sending process 5 closing signal SIGTERM"],
+            ["W1 Sending process 5 closing signal SIGTERM"],
+        ),
+    ],
+)
+def test_the_error_of_a_rank_is_shown_without_that_of_its_launcher(
+    lines: list[str], expected: list[str]
+) -> None:
+    assert _find_error(lines) == expected
+
+
+def test_a_rank_waits_until_all_are_to_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = []
+    for rank in range(3):
+        recorder = Probe(str(tmp_path), {"kill_at": 5})
+        monkeypatch.setattr(recorder, "_world_size", lambda: 3)
+        monkeypatch.setattr(recorder, "_rank", lambda rank=rank: str(rank))
+        monkeypatch.setattr(probe, "PATIENCE", 0.0 if rank < 2 else 60.0)
+        monkeypatch.setattr(time, "sleep", waits.append)
+        recorder._wait_for_ranks()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "reached-0",
+        "reached-1",
+        "reached-2",
+    ]
+    assert waits == []
 
 
 def test_steps_and_passes_that_train_nothing_are_not_recorded(tmp_path: Path) -> None:
