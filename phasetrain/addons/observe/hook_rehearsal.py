@@ -26,7 +26,13 @@ import torch
 
 from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
 from phasetrain.addons.observe.silent_mistakes import warn_of_settings
-from phasetrain.addons.observe.start_values import LABEL, OPENING, StartValues, add_start_values
+from phasetrain.addons.observe.start_values import (
+    LABEL,
+    OPENING,
+    StartValues,
+    add_start_values,
+    list_weights,
+)
 from phasetrain.addons.observe.unfinished_sources import check_unfinished_sources
 from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
@@ -65,6 +71,9 @@ FORBIDDEN = (
 
 STATE = "state.pt"
 """File with the state after the train step of the rehearsal."""
+
+OTHER_WEIGHTS = 1.01
+"""Factor by which the second resume of a rehearsal has other weights."""
 
 REPEATED = ("on_step", "on_phase_end")
 """Events that are also called at update 0, which is a multiple of every interval."""
@@ -151,10 +160,10 @@ def rehearse_hooks(
         try:
             rows = _run_in_copy(lambda: _call_events(engine, hooks, scratch), scratch)
             failures = [HookFailure(*row) for row in rows]
-            # At the begin of the next train phase, and in the middle of the first one.
+            # At the start of the next train phase, and in the middle of the first one.
             for position in ((1, 0), (0, 1)) if values and not failures else ():
                 at = partial(_resume, engine, hooks, scratch, *position)
-                different |= different or dict(_run_in_copy(at, scratch))
+                different |= dict(_run_in_copy(at, scratch))
         except (OSError, ValueError) as error:  # no memory for a copy, no room for its folder
             log.info("the hooks are not rehearsed: %s", error)
             return
@@ -324,6 +333,12 @@ def _resume(
     _prepare_copy(engine, hooks, scratch)
     saved = torch.load(path, weights_only=False)  # of this run
     engine.task.restore(SavedTask(saved["task"]))
+    if step:
+        # The first update may have a learning rate of 0. Zeros stay, as in pruned weights.
+        for name, weight in list_weights(engine.task).items():
+            if weight.requires_grad:
+                values.ignored.add(name)
+                weight.detach().mul_(OTHER_WEIGHTS)
     for label, state in saved["hooks"].items():
         if state:
             engine.hooks.by_label[label].load_state_dict(state)

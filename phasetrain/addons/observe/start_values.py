@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import copy
 from functools import wraps
 from hashlib import sha256
@@ -24,7 +24,7 @@ from phasetrain.app.train.resume_fork import is_forked
 from phasetrain.distributed.dtensors import local_shard
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase
-from phasetrain.errors import ConfigError
+from phasetrain.errors import ConfigError, Problem
 from phasetrain.hooks import CheckpointHook, Hook, Hooks
 from phasetrain.hooks.base import Run, overrides
 from phasetrain.hooks.state_watch import (
@@ -120,6 +120,7 @@ class StartValues(Hook):
     Attributes:
         accept: gets sentences about values that differ, with their records; raises an error unless
             the run accepts them.
+        ignored: names of weights whose changes after a restore are ignored.
     """
 
     main_only = False
@@ -129,6 +130,7 @@ class StartValues(Hook):
 
     def __init__(self, hooks: Hooks, setup: Setup) -> None:
         self.accept: Callable[[dict[str, list[str]]], None] = self._accept
+        self.ignored: set[str] = set()
         self._hooks = hooks
         self._setup = setup
         checkpoint = hooks.by_label["checkpoint"]
@@ -229,18 +231,20 @@ class StartValues(Hook):
         self._one_rank[line] = None
 
     def _note_tensors(self, run: Run, event: str, names: list[str], is_one_rank: bool) -> None:  # noqa: FBT001
-        listed = join_first(names, MAX_NAMES)
         if is_one_rank:
             synced = self._setup.config.DISTRIBUTED.get("sync_buffers", False)
-            names = [name for name in names if not synced or name in _list_weights(run.task)]
+            names = [name for name in names if not synced or name in list_weights(run.task)]
             if names:
                 self._one_rank[_describe_one_rank(event, join_first(names, MAX_NAMES))] = None
             return
+        names = [name for name in names if name not in self.ignored]
+        if not names:
+            return
         line = (
-            f"{event} changes {listed}, which the resume has restored from the checkpoint, so that "
-            "the run continues with other values: set them in a new run only, after `if "
-            "run.state.updates == 0:`, or in the constructor of the task, which comes before the "
-            "restore. RUN.exact=false trains nevertheless"
+            f"{event} changes {join_first(names, MAX_NAMES)}, which the resume has restored from "
+            "the checkpoint, so that the run continues with other values: set them in a new run "
+            "only, after `if run.state.updates == 0:`, or in the constructor of the task, which "
+            "comes before the restore. RUN.exact=false trains nevertheless"
         )
         self._found[line] = []
 
@@ -287,7 +291,7 @@ class StartValues(Hook):
 
     def _accept(self, found: dict[str, list[str]]) -> None:
         if self._setup.config.RUN.exact:
-            raise ConfigError("; ".join(found), code=NOT_EXACT)
+            raise _make_error(found, NOT_EXACT)
         checkpoint = self._hooks.by_label["checkpoint"]
         assert isinstance(checkpoint, CheckpointHook), "the label is reserved"
         if checkpoint.watch is not None:
@@ -342,13 +346,13 @@ class StartValues(Hook):
         for lines in run.world.all_gather(self._one_rank):
             found |= lines
         if found:
-            raise ConfigError("; ".join(found), code=ON_ONE_RANK)
+            raise _make_error(found, ON_ONE_RANK)
 
     def _compare_ranks(self, run: Run) -> None:
         """Raise an error if the weights of the ranks differ."""
         if run.task.shards_weights:
             return
-        digests = _sum_tensors(run.task, _list_weights(run.task))
+        digests = _sum_tensors(run.task, list_weights(run.task))
         labels = [
             label
             for label, hook in self._hooks.by_label.items()
@@ -373,6 +377,11 @@ _ADVICE = (
 )
 
 
+def _make_error(lines: Iterable[str], code: str) -> ConfigError:
+    problems = [Problem.from_message(line, code, line.partition(":")[0]) for line in lines]
+    return ConfigError("\n".join(lines), code=code, problems=problems)
+
+
 def _describe_one_rank(event: str, what: str) -> str:
     return f"{event} changes {what} on rank 0 only, so that the ranks train differently; {_ADVICE}"
 
@@ -390,7 +399,7 @@ def _describe_difference(held: Held, value: SetValue) -> str:
     )
 
 
-def _list_weights(task: Task) -> dict[str, Tensor]:
+def list_weights(task: Task) -> dict[str, Tensor]:
     """Return the parameters of all modules of a task by name."""
     return {
         f"{part}.{name}": tensor
@@ -402,7 +411,7 @@ def _list_weights(task: Task) -> dict[str, Tensor]:
 
 def _list_tensors(task: Task) -> dict[str, Tensor]:
     """Return the weights and buffers that a checkpoint contains, by name."""
-    tensors = _list_weights(task)
+    tensors = list_weights(task)
     for part in task.module_names():
         root = task.stateful()[part]
         assert isinstance(root, nn.Module), "it has weights"
