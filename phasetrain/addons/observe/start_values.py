@@ -232,7 +232,8 @@ class StartValues(Hook):
 
     def _note_tensors(self, run: Run, event: str, names: list[str], is_one_rank: bool) -> None:  # noqa: FBT001
         if is_one_rank:
-            synced = self._setup.config.DISTRIBUTED.get("sync_buffers", False)
+            # Then the next forward pass copies the buffers of rank 0.
+            synced = getattr(run.task.parts.strategy, "sync_buffers", False)
             names = [name for name in names if not synced or name in list_weights(run.task)]
             if names:
                 self._one_rank[_describe_one_rank(event, join_first(names, MAX_NAMES))] = None
