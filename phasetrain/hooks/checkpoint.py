@@ -114,7 +114,7 @@ class CheckpointHook(Hook):
         seconds_between_failures: float = DAY,
         watch: StateWatch | None = None,
     ) -> None:
-        self._watch = watch
+        self.watch = watch
         self.checkpointer = checkpointer
         self.settings = settings
         # Once: they are needed in every step.
@@ -136,7 +136,7 @@ class CheckpointHook(Hook):
         # `_promised` as JSON; None: it has changed.
         self._encoded: bytes | None = None
         self._plan: Plan | None = None
-        self._loaded = loaded
+        self.loaded = loaded
         self._names: dict[str, set[str]] | None = None
         self._checked = False
         self._checked_update = False
@@ -168,14 +168,14 @@ class CheckpointHook(Hook):
             self.checkpointer.save_together(run.world)
         # Before the other hooks start: so are the modules that a resume restores.
         self._names = list_names(run.task)
-        if self._loaded is None:
+        if self.loaded is None:
             return
-        restore(run, self._loaded)
+        restore(run, self.loaded)
         self._set_best(run)
         self._saved_at = _current_position(run)
-        self._measured = run.state.updates, dict(self._loaded.manifest.facts.metrics)
+        self._measured = run.state.updates, dict(self.loaded.manifest.facts.metrics)
         # The hook lives as long as the run, and would keep the content of the checkpoint in memory.
-        run.resumed_from, self._loaded = self._loaded.path, None
+        run.resumed_from, self.loaded = self.loaded.path, None
         if run.state.stopping:
             run.consensus.restore_end(run.state.stopping, run.state.stops_after)
             # From here on the consensus has it, and the next checkpoint asks the consensus.
@@ -184,8 +184,8 @@ class CheckpointHook(Hook):
 
     def on_phase_start(self, run: Run, phase: Phase) -> None:
         """Check before the first step that the whole state can be saved."""
-        if self._watch is not None:
-            self._watch.open_phase(run)
+        if self.watch is not None:
+            self.watch.open_phase(run)
         if self._checked:
             return
         self._checked = True
@@ -197,8 +197,8 @@ class CheckpointHook(Hook):
     def on_step_start(self, run: Run, phase: Phase) -> None:
         """Record the values in the parts when all hooks have begun the phase."""
         # Checked here as well, for a call less in each step.
-        if self._watch is not None and self._watch.phase is not phase:
-            self._watch.begin_phase(run, phase)
+        if self.watch is not None and self.watch.phase is not phase:
+            self.watch.begin_phase(run, phase)
 
     def set_deviations(self, deviations: Sequence[Mapping[str, Any]]) -> None:
         """Set the deviations that the next checkpoints record."""
@@ -206,7 +206,7 @@ class CheckpointHook(Hook):
         self._encoded = None
 
     def _find_unsaved(self, run: Run) -> list[str]:
-        return [] if self._watch is None else self._watch.check(run)
+        return [] if self.watch is None else self.watch.check(run)
 
     def _reject_unsaved(self, run: Run, unsaved: Sequence[str]) -> None:
         """End the run when the checkpoint is written that says why a resume would not be exact."""
@@ -251,8 +251,8 @@ class CheckpointHook(Hook):
     def _check_step(self, run: Run, phase: Phase) -> None:
         """Check that this attempt may and can save."""
         _check_folder(run)
-        if self._watch is not None and self._watch.looks:
-            self._watch.end_step()
+        if self.watch is not None and self.watch.looks:
+            self.watch.end_step()
         if phase.is_train and not self._checked_update:
             self._checked_update = True
             _check_state(run)  # again: the first update makes the state of the optimizer
@@ -360,8 +360,8 @@ class CheckpointHook(Hook):
 
     def close(self) -> None:
         """Wait for the current save, if an error has skipped the events that do."""
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
         if self._writing.busy:
             try:
                 self._writing.take()

@@ -75,10 +75,10 @@ class Hooks:
         # Labels of hooks that were added while the run was going, in this attempt or before.
         self._added: list[str] = []
         self._missing: list[str] = []
-        self._collect_calls()
+        self.collect_calls()
 
-    def _collect_calls(self) -> None:
-        """Look up the hooks that override each event."""
+    def collect_calls(self) -> None:
+        """Look up the hooks that override each event; call it when `by_label` has changed."""
         # By identity: a hook may be a dataclass, which has no hash.
         self._labels = {id(hook): label for label, hook in self.by_label.items()}
         for label, hook in self.by_label.items():
@@ -133,7 +133,7 @@ class Hooks:
                 code="checkpoint.not_encodable",
             ) from error
         self.by_label[label] = hook
-        self._collect_calls()
+        self.collect_calls()
         if self._run is not None:
             for call in self._overriding("on_start", [hook]):
                 call(self._run)
@@ -223,7 +223,7 @@ class Hooks:
             call = attrgetter(event)(hook)
             # The hooks of phasetrain that observe draw no numbers, and need not pay for seeds.
             if event in STREAMS and (not hook.observe_only or is_custom(type(hook))):
-                call = partial(_call_seeded, call, self._labels[id(hook)], event)
+                call = partial(call_seeded, call, self._labels[id(hook)], event)
                 if hook.observe_only and event not in ("on_step_start", "on_step"):
                     call = preserve_generators()(call)
             if event == "on_exception":
@@ -240,7 +240,7 @@ class Hooks:
         return calls
 
 
-def _call_seeded(call: Callable[..., Any], label: str, event: str, run: Run, *args: Any) -> None:
+def call_seeded(call: Callable[..., Any], label: str, event: str, run: Run, *args: Any) -> None:
     """Call an event after seeding the global generators by the position."""
     state = run.state
     at = (state.phase, state.updates, state.step)[: STREAMS[event]]

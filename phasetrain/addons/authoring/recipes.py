@@ -171,6 +171,10 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
             ("Train for a fixed time", ""),
             ("Generate text from a trained language model", ""),
             ("Fit a larger model into memory", "out of memory oom checkpointing"),
+            (
+                "Initialize from the data",
+                "deep svdd center centre dependent initialization statistics mean first batch hook",
+            ),
         ),
         "docs/data.md": (
             ("Custom samplers", "own sampler order"),

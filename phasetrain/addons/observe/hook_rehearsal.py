@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from operator import attrgetter
 from typing import Any, NamedTuple, cast
 
@@ -26,19 +26,27 @@ import torch
 
 from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
 from phasetrain.addons.observe.silent_mistakes import warn_of_settings
+from phasetrain.addons.observe.start_values import (
+    LABEL,
+    OPENING,
+    StartValues,
+    add_start_values,
+    list_weights,
+)
 from phasetrain.addons.observe.unfinished_sources import check_unfinished_sources
 from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
 from phasetrain.app.setup import Setup
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import Phase, PhaseTable, Plan
+from phasetrain.engine.position import RunState
 from phasetrain.errors import ConfigError, Problem, is_user_file, list_user_frames
 from phasetrain.hooks import Hook, Hooks
 from phasetrain.hooks.base import overrides
-from phasetrain.hooks.dispatch import EVENTS
+from phasetrain.hooks.dispatch import EVENTS, STREAMS, call_seeded
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runtime.child_processes import stop_with_parent
-from phasetrain.tasks import Task
+from phasetrain.tasks import SavedTask, Task
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +68,12 @@ FORBIDDEN = (
     "subprocess.Popen",
 )
 """Audit events of effects outside of the process."""
+
+STATE = "state.pt"
+"""File with the state after the train step of the rehearsal."""
+
+OTHER_WEIGHTS = 1.01
+"""Factor by which the second resume of a rehearsal has other weights."""
 
 REPEATED = ("on_step", "on_phase_end")
 """Events that are also called at update 0, which is a multiple of every interval."""
@@ -86,8 +100,9 @@ class ForbiddenEffectError(PermissionError):
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, warn of rows that a resume has lost, of weights of unfinished runs and of
-    settings of the model, and let workers follow the changes that hooks make to datasets.
+    """Rehearse the hooks, compare what they set with the attempt before, warn of rows that a resume
+    has lost, of weights of unfinished runs and of settings of the model, and let workers follow the
+    changes that hooks make to datasets.
 
     Args:
         engine: the run, before its first step.
@@ -97,10 +112,11 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
     Raises:
         ConfigError: see `rehearse_hooks`.
     """
+    values = add_start_values(engine, setup)
     if is_rehearsed:
         warn_of_settings(engine.task.parts.model)
         warn_of_set_epoch(engine.task, engine.hooks.by_label)
-        rehearse_hooks(engine, setup)
+        rehearse_hooks(engine, setup, values)
     warn_of_lost_rows(engine)
     if engine.task.parts.weights is not None:
         check_unfinished_sources(engine.task.parts.weights)
@@ -108,8 +124,10 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
     follow_changes(engine.task, engine.hooks.by_label)
 
 
-def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:
-    """Call the events of custom hooks once, in a copy of the process.
+def rehearse_hooks(
+    engine: PhaseEngine[Task, Hooks], setup: Setup, values: StartValues | None = None
+) -> None:
+    """Call the events of custom hooks once, in a copy of the process, and resume in another copy.
 
     Hooks that send the run elsewhere (`reports_elsewhere`) are left out. Runs on a GPU or with
     several ranks have no rehearsal of hooks, because their processes cannot be copied.
@@ -117,9 +135,11 @@ def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:
     Args:
         engine: the run, before its first step.
         setup: its config.
+        values: compares what hooks set in the copies; None: they set nothing.
 
     Raises:
-        ConfigError: a hook fails, and its errors end a run (code `hook.rehearsal`).
+        ConfigError: a hook fails, and its errors end a run (code `hook.rehearsal`), or hooks set
+            something else in a resume (code `resume.not_exact`).
     """
     hooks = {
         label: hook
@@ -135,11 +155,20 @@ def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:
     ):
         return
     problems = []
-    try:
-        failures = _run_in_copy(lambda scratch: _call_events(engine, hooks, scratch))
-    except (OSError, ValueError) as error:  # no memory for a copy, no room for its folder
-        log.info("the hooks are not rehearsed: %s", error)
-        return
+    different: dict[str, list[str]] = {}
+    with tempfile.TemporaryDirectory(prefix="phasetrain-rehearsal-") as scratch:
+        try:
+            rows = _run_in_copy(lambda: _call_events(engine, hooks, scratch), scratch)
+            failures = [HookFailure(*row) for row in rows]
+            # At the start of the next train phase, and in the middle of the first one.
+            for position in ((1, 0), (0, 1)) if values and not failures else ():
+                at = partial(_resume, engine, hooks, scratch, *position)
+                different |= dict(_run_in_copy(at, scratch))
+        except (OSError, ValueError) as error:  # no memory for a copy, no room for its folder
+            log.info("the hooks are not rehearsed: %s", error)
+            return
+    if values and different:
+        values.accept(different)
     for failure in failures:
         hook = hooks[failure.label]
         line = (
@@ -157,34 +186,35 @@ def rehearse_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup) -> None:
         raise ConfigError(text, code=CODE, problems=problems)
 
 
-def _run_in_copy(work: Callable[[str], list[HookFailure]]) -> list[HookFailure]:
-    """Run a function in a forked process and return its result; empty if it ends in another way."""
-    with tempfile.TemporaryDirectory(prefix="phasetrain-rehearsal-") as scratch:
-        reader, writer = os.pipe()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of threads, whose locks may be held. The copy writes no log and has
-            # a time limit.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            process = os.fork()
-        if process == 0:
-            # Whatever happens, the copy must not return into the code of the run.
-            try:
-                os.close(reader)
-                _silence()
-                stop_with_parent()
-                _forbid_effects(scratch)
-                os.write(writer, json.dumps(work(scratch)).encode())
-            finally:
-                os._exit(0)
-        os.close(writer)
-        with open(reader, "rb") as pipe:
-            if not select.select([pipe], [], [], LIMIT_SECONDS)[0]:
-                log.info("the rehearsal of hooks was given up after %g seconds", LIMIT_SECONDS)
-                os.kill(process, signal.SIGKILL)
-            content = pipe.read()
-        with suppress(ChildProcessError):
-            os.waitpid(process, 0)
-    return [HookFailure(*row) for row in json.loads(content or b"[]")]
+def _run_in_copy(work: Callable[[], list[Any]], scratch: str) -> list[Any]:
+    """Run a function in a forked process, which may write to one folder, and return its result;
+    empty if it ends in another way."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, whose locks may be held. The copy writes no log and has a
+        # time limit.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process = os.fork()
+    if process == 0:
+        # Whatever happens, the copy must not return into the code of the run.
+        try:
+            os.close(reader)
+            _silence()
+            stop_with_parent()
+            _forbid_effects(scratch)
+            os.write(writer, json.dumps(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        if not select.select([pipe], [], [], LIMIT_SECONDS)[0]:
+            log.info("the rehearsal of hooks was given up after %g seconds", LIMIT_SECONDS)
+            os.kill(process, signal.SIGKILL)
+        content = pipe.read()
+    with suppress(ChildProcessError):
+        os.waitpid(process, 0)
+    result: list[Any] = json.loads(content or b"[]")
+    return result
 
 
 def _silence() -> None:
@@ -236,26 +266,14 @@ def _call_events(
     engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], scratch: str
 ) -> list[HookFailure]:
     """Run a step of each split with some of the hooks of a run, and return their errors."""
-    recorder = _Recorder(engine)
-    calls = engine.hooks.calls
-    for event in EVENTS:
-        calls[event] = [
-            recorder.wrap(label, event, attrgetter(event)(hook))
-            for label, hook in hooks.items()
-            if overrides(hook, event)
-        ]
-    engine.folder = RunFolder(scratch)
-    engine.plan = _shorten_plan(engine.plan)
-    engine.pause_at = None
-    engine.task.replan(engine.plan)
-    read_here(engine.task)
+    recorder = _prepare_copy(engine, hooks, scratch)
     try:
         engine.hooks.start(engine)
         for phase in engine.plan.phases:
             for batches in engine.run_phase(phase):
                 engine.finish(engine.compute(batches))
             if phase.is_train:
-                _save_and_load(engine, hooks, recorder)
+                _save_and_load(engine, hooks, recorder, f"{scratch}/{STATE}")
         engine.state.finished = "completed"
         engine.hooks.call("on_end", engine)
         for label, hook in hooks.items():
@@ -264,6 +282,75 @@ def _call_events(
     except Exception as error:  # noqa: BLE001
         log.debug("the rehearsal of hooks has ended: %s", error)
     return recorder.failures
+
+
+def _prepare_copy(
+    engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], scratch: str
+) -> "_Recorder":
+    """Let the run call some of its hooks only, in a short plan, without its folder and workers."""
+    recorder = _Recorder(engine)
+    calls = engine.hooks.calls
+    values = cast(StartValues | None, engine.hooks.by_label.get(LABEL))
+    for event in EVENTS:
+        calls[event] = []
+        for label, hook in hooks.items():
+            if overrides(hook, event):
+                call = recorder.wrap(label, event, attrgetter(event)(hook))
+                if event in STREAMS:  # an event of a resume draws the same numbers
+                    call = partial(call_seeded, call, label, event)
+                if values:
+                    call = values.around(label, event.removeprefix("on_"), call)
+                calls[event].append(call)
+    if values:
+        calls["on_phase_start"].append(values.on_phase_start)
+    engine.folder = RunFolder(scratch)
+    engine.plan = _shorten_plan(engine.plan)
+    engine.pause_at = None
+    engine.task.replan(engine.plan)
+    read_here(engine.task)
+    return recorder
+
+
+def _resume(
+    engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], scratch: str, index: int, step: int
+) -> list[tuple[str, list[str]]]:
+    """Resume from the state that the rehearsal has stored, and return what hooks set otherwise.
+
+    Args:
+        engine: the run.
+        hooks: the hooks that are rehearsed.
+        scratch: folder with the state.
+        index: number of the phase of the resume.
+        step: its step.
+    """
+    path = f"{scratch}/{STATE}"
+    values = engine.hooks.by_label[LABEL]
+    assert isinstance(values, StartValues), "the label is reserved"
+    if not os.path.exists(path):  # noqa: PTH110 - the rehearsal may have ended early
+        return []
+    different: dict[str, list[str]] = {}
+    values.accept = different.update
+    _prepare_copy(engine, hooks, scratch)
+    saved = torch.load(path, weights_only=False)  # of this run
+    engine.task.restore(SavedTask(saved["task"]))
+    if step:
+        # The first update may have a learning rate of 0. Zeros stay, as in pruned weights.
+        for name, weight in list_weights(engine.task).items():
+            if weight.requires_grad:
+                values.ignored.add(name)
+                weight.detach().mul_(OTHER_WEIGHTS)
+    for label, state in saved["hooks"].items():
+        if state:
+            engine.hooks.by_label[label].load_state_dict(state)
+    first = engine.plan.phases[0]
+    phase = replace(first, index=index, epoch=first.epoch + index)
+    engine.state = RunState(index, step, 1, first.samples)
+    engine.resumed_from = path
+    engine.hooks.start(engine)
+    engine.hooks.call("on_load", engine)
+    engine.task.begin(phase, fresh=step == 0)
+    engine.hooks.call("on_phase_start", engine, phase)
+    return list(different.items())
 
 
 def _shorten_plan(plan: Plan) -> Plan:
@@ -277,15 +364,19 @@ def _shorten_plan(plan: Plan) -> Plan:
 
 
 def _save_and_load(
-    engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], recorder: "_Recorder"
+    engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], recorder: "_Recorder", path: str
 ) -> None:
-    """Call the events of a save and of a resume."""
+    """Call the events of a save and of a resume, and store the state in a file."""
     for event in ("on_save", "on_saved"):
         engine.hooks.call(event, engine)
+    values = engine.hooks.by_label.get(LABEL)
+    states = {LABEL: values.state_dict()} if values else {}
     for label, hook in hooks.items():
-        state = recorder.wrap(label, "state_dict", hook.state_dict)()
+        state = states[label] = recorder.wrap(label, "state_dict", hook.state_dict)()
         if state:
             recorder.wrap(label, "load_state_dict", hook.load_state_dict)(state)
+    if values and any(overrides(hook, f"on_{e}") for hook in hooks.values() for e in OPENING):
+        torch.save({"task": engine.task.shared_state(), "hooks": states}, path)
     engine.hooks.call("on_load", engine)
 
 

@@ -210,7 +210,7 @@ class StateWatch:
         inexact: Collection[str] = (),
         begin: Callable[[HeldState, int], None] = lambda state, updates: None,
     ) -> None:
-        self._accept = accept
+        self.accept = accept
         self._begin = begin
         self._inexact = inexact
         self.phase: Phase | None = None
@@ -221,7 +221,7 @@ class StateWatch:
         self._opened: dict[str, Held] = {}
         self._initial: dict[str, Held] = {}
         self._starts: Counter[Any] = Counter()
-        self.close = _record_assignments(())
+        self.close = record_assignments(())
         self._known: set[str] = set()
         self._steps: dict[str, int] = {}
 
@@ -231,7 +231,7 @@ class StateWatch:
             state = self.state or HeldState(run.task, run.hooks.by_label, self._inexact)
             self._opened = state.read()
             self.close()
-            self.close = _record_assignments(held.owner for held in self._opened.values())
+            self.close = record_assignments(held.owner for held in self._opened.values())
 
     def _find_lost(self, split: str) -> set[str]:
         """Return the paths of attributes that hooks have set at the start of an earlier phase, and
@@ -298,7 +298,7 @@ class StateWatch:
         changes: dict[str, list[str]] = {}
         for found in run.world.all_gather(self._find_changes(self.state)):
             changes |= found
-        if not changes or self._accept(changes, run.state.updates) or run.state.finished:
+        if not changes or self.accept(changes, run.state.updates) or run.state.finished:
             return []
         return list(changes)
 
@@ -324,7 +324,7 @@ class StateWatch:
             self._before[path] = replace(before, key=held.key | before.key)
 
 
-def _record_assignments(owners: Iterable[object]) -> Callable[[], Collection[tuple[int, str]]]:
+def record_assignments(owners: Iterable[object]) -> Callable[[], Collection[tuple[int, str]]]:
     """Record which attributes are assigned to objects, until the result is called; it returns the
     id of the object and the name of each.
 
@@ -395,6 +395,16 @@ def record_held(held: Held) -> list[str]:
 def describe_held(held: Held) -> str:
     """Return a sentence about a value that a resume would lose."""
     section = name_section(held.part) if held.part else "RUN.imports"
+    return (
+        f"{section}: {describe_place(held)} changes while the run trains, and no checkpoint "
+        f"contains it, so that a resume would have another value: {''.join(describe_fix(held))}. "
+        "RUN.exact=false trains nevertheless"
+    )
+
+
+def describe_fix(held: Held) -> tuple[str, str]:
+    """Return what to do so that a resume does not lose a value, and how to declare it harmless."""
+    section = name_section(held.part)
     owner = held.owner
     name = held.name
     declare = (
@@ -429,11 +439,7 @@ def describe_held(held: Held) -> str:
             f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
             "`state_dict` and `load_state_dict`, or keep it in a hook with them"
         )
-    return (
-        f"{section}: {describe_place(held)} changes while the run trains, and no checkpoint "
-        f"contains it, so that a resume would have another value: {fix}{declare}. "
-        "RUN.exact=false trains nevertheless"
-    )
+    return fix, declare
 
 
 def list_uses(held: Held) -> list[str]:
