@@ -340,7 +340,7 @@ def read_key(  # noqa: C901, PLR0912 - one case for each kind
         value = {
             f"{path}.{name}": tensor
             for path, module in value.named_modules()
-            for name, tensor in (*module._parameters.items(), *module._buffers.items())
+            for name, tensor in {**module._parameters, **module._buffers}.items()
             if name not in getattr(module, "recomputed", ())
         }
     elif isinstance(value, GeneratorType):

@@ -115,6 +115,27 @@ class OwnAttribute(OwnNoise):
         self.generator = torch.Generator()
 
 
+class Chains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("points", torch.zeros(()))
+
+
+class Chaining(Supervised):
+    """Logs what a test reads from the buffer of a module."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__(parts)
+        self.chains = Chains()
+
+    def forward(self, batch: Any) -> StepOutput:
+        out = super().forward(batch)
+        self.chains.points += 1
+        if not self.model.training:
+            out.logs = {"points": self.chains.points.clone()}
+        return out
+
+
 class Carrying(Supervised):
     """Adds the mean of the outputs of the last batch to the outputs."""
 
@@ -249,6 +270,7 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ([f"TASK.name={HERE}.OwnNoise"], "TASK", "a custom task holds"),
         ([f"TASK.name={HERE}.OwnAttribute"], "TASK", "`generator` of TASK"),
         ([f"TASK.name={HERE}.Carrying"], "TASK", "what `stateful()` does not return"),
+        ([f"TASK.name={HERE}.Chaining"], "TASK", "`chains` of TASK. Usual cause: Chaining changes"),
         ([f"METERS.mine={{name: {HERE}.ListMeter}}"], "METERS.mine", "`losses` of METERS.mine"),
         ([*SCALING, f"LOSS={{name: {HERE}.Scaled}}"], "LOSS", "`scale` of LOSS"),
         ([DESCENT], "OPTIMIZER", "`t` of OPTIMIZER"),
