@@ -165,6 +165,9 @@ class TestHonest:
         forged_runs.train(tmp_path, *words, "PHASES.epochs=9")
         found = verify(str(tmp_path), WHOLE)
         assert (*summarize(found), found.updates) == ("bit-identical", 0, [], 8)
+        forgeries.EDITS["plan of checkpoints"](tmp_path, random.Random(1))
+        findings = verify(str(tmp_path), WHOLE).findings
+        assert ("checkpoint", ("plan",)) in [(one.subject, one.components) for one in findings]
 
     @pytest.mark.slow
     def test_run_of_two_processes_with_ordered_reduction_is_not_accused(
