@@ -1,4 +1,4 @@
-"""Small custom parts as source code: 53 that hold state which no checkpoint contains, and 47 that do
+"""Small custom parts as source code: 61 that hold state which no checkpoint contains, and 49 that do
 not, although they hold values."""
 
 from dataclasses import dataclass, replace
@@ -173,6 +173,17 @@ class L(nn.Module):
 
     def forward(self, output, target):
         return self.weight * nn.functional.cross_entropy(output, target)
+"""
+
+MEMORY = """
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def add(self, value):
+        self.mean.lerp_(value.detach().float().mean(), 0.1)
+        return self.mean
 """
 
 HIDDEN = (
@@ -604,6 +615,88 @@ HIDDEN = (
         ),
         words=("+HOOKS.planted.name={module}.H", "LOSS.name={module}.L"),
     ),
+    # Modules whose buffers are persistent, in no `state_dict` that a checkpoint contains.
+    task(
+        "a module with a buffer",
+        "self.memory = Memory()",
+        "out.loss = out.loss * (1 + self.memory.add(out.output))",
+        before=MEMORY,
+    ),
+    task(
+        "a module whose buffer is assigned",
+        "self.memory = Memory()",
+        """
+        self.memory.mean = 0.9 * self.memory.mean + 0.1 * out.output.detach().mean()
+        out.loss = out.loss * (1 + self.memory.mean)""",
+        before=MEMORY,
+    ),
+    task(
+        "a target network of a custom class",
+        "self.target = Net()",
+        """
+        with torch.no_grad():
+            for mine, other in zip(self.target.parameters(), self.model.parameters()):
+                mine.lerp_(other.mean(), 0.1)
+        out.loss = out.loss + 0.1 * (self.target(batch.input) - out.output).square().mean()""",
+        before="""
+            class Net(nn.Sequential):
+                def __init__(self): super().__init__(nn.Flatten(), nn.Linear(64, 10))
+            """,
+    ),
+    hook(
+        "a module with a buffer",
+        "self.memory = Memory()",
+        "scale(run, 1 - 0.01 * self.memory.add(next(run.task.model.parameters())))",
+        before=MEMORY,
+    ),
+    loss(
+        "a module in a list",
+        "self.memories = [Memory()]",
+        "loss = loss * (1 + self.memories[0].add(output))",
+        before=MEMORY,
+    ),
+    code(
+        "loss: a module as a global variable",
+        f"""
+        {indent(MEMORY, " " * 8).strip()}
+
+        MEMORY = Memory()
+        def f(output, target):
+            return {CROSS} * (1 + MEMORY.add(output))
+        """,
+        *FUNCTION,
+    ),
+    code(
+        "meter: a module in a list",
+        f"""
+        {indent(MEMORY, " " * 8).strip()}
+        from phasetrain.meters import Meter
+
+        class M(Meter):
+            def __init__(self):
+                super().__init__()
+                self.memories = [Memory()]
+                self.add_sum("total")
+            def update(self, out):
+                self.total += out.output.mean() + self.memories[0].add(out.output)
+            def compute(self):
+                return {{"shift": float(self.total)}}
+        """,
+        "METERS={{own: {{name: {module}.M}}}}",
+    ),
+    code(
+        "collate: a module with a buffer",
+        f"""
+        {indent(MEMORY, " " * 8).strip()}
+
+        class C:
+            def __init__(self): self.memory = Memory()
+            def __call__(self, samples):
+                inputs, targets = stack(samples)
+                return inputs + self.memory.add(inputs), targets
+        """,
+        *COLLATE,
+    ),
 )
 
 WEIGHTS = """
@@ -897,6 +990,27 @@ CLEAN = (
         n = len(out.output)
         if n not in self.masks: self.masks[n] = torch.ones(n, 1)
         out.output = out.output * self.masks[n]""",
+    ),
+    task(
+        "a module that an object saves",
+        "self.memory = Memory(); self.keeper = Keeper(self.memory)",
+        "out.loss = out.loss * (1 + self.memory.add(out.output))",
+        'def stateful(self): return super().stateful() | {"keeper": self.keeper}',
+        before=f"""
+            {indent(MEMORY, " " * 12).strip()}
+
+            class Keeper:
+                def __init__(self, memory): self.kept = memory
+                def state_dict(self): return {{"kept": self.kept.state_dict()}}
+                def load_state_dict(self, state): self.kept.load_state_dict(state["kept"])""",
+    ),
+    task(
+        "a module with a buffer that is computed again",
+        "self.memory = Memory()",
+        "out.loss = out.loss * (1 + 1e-9 * self.memory.add(out.output))",
+        before=f"""
+            {indent(MEMORY, " " * 12).strip()}
+            Memory.recomputed = ("mean",)""",
     ),
     # Models.
     model(

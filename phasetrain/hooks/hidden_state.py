@@ -61,8 +61,10 @@ class StateWatch(Protocol):
     Attributes:
         phase: the phase under way; None before the first one.
         looks: whether `end_step` compares anything after the next step.
+        accept: stores sentences about values, with their records, and the number of updates.
     """
 
+    accept: Callable[[dict[str, list[str]], int], bool]
     phase: Phase | None
     looks: bool
 

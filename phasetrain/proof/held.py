@@ -337,7 +337,12 @@ def read_key(  # noqa: C901, PLR0912 - one case for each kind
     elif isinstance(value, random.Random):
         return hash(value.getstate())
     elif isinstance(value, nn.Module):
-        value = dict([*value.named_parameters(), *value.named_buffers()])
+        value = {
+            f"{path}.{name}": tensor
+            for path, module in value.named_modules()
+            for name, tensor in {**module._parameters, **module._buffers}.items()
+            if name not in getattr(module, "recomputed", ())
+        }
     elif isinstance(value, GeneratorType):
         value = dict(value.gi_frame.f_locals) if value.gi_frame else 0
     elif isinstance(value, Iterator):

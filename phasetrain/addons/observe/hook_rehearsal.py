@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
+from phasetrain.addons.observe.replaced_methods import check_replaced_methods
 from phasetrain.addons.observe.silent_mistakes import warn_of_settings
 from phasetrain.addons.observe.start_values import (
     LABEL,
@@ -110,9 +111,10 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         is_rehearsed: the run is new, and has the loop of phasetrain.
 
     Raises:
-        ConfigError: see `rehearse_hooks`.
+        ConfigError: see `check_replaced_methods` and `rehearse_hooks`.
     """
     values = add_start_values(engine, setup)
+    check_replaced_methods(engine.task)
     if is_rehearsed:
         warn_of_settings(engine.task.parts.model)
         warn_of_set_epoch(engine.task, engine.hooks.by_label)

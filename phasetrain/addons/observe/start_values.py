@@ -19,22 +19,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phasetrain.app.setup import Setup
-from phasetrain.app.train.resume_fork import is_forked
-from phasetrain.distributed.dtensors import local_shard
-from phasetrain.engine.loop import PhaseEngine
-from phasetrain.engine.plan import Phase
-from phasetrain.errors import ConfigError, Problem
-from phasetrain.hooks import CheckpointHook, Hook, Hooks
-from phasetrain.hooks.base import Run, overrides
-from phasetrain.hooks.state_watch import (
-    NOT_EXACT,
+from phasetrain.addons.observe.state_watch import (
     HeldState,
     describe_fix,
     describe_place,
     record_assignments,
     record_held,
 )
+from phasetrain.app.setup import Setup
+from phasetrain.checkpoint.contents import is_forked
+from phasetrain.distributed.dtensors import local_shard
+from phasetrain.engine.loop import PhaseEngine
+from phasetrain.engine.plan import Phase
+from phasetrain.errors import ConfigError, Problem
+from phasetrain.hooks import CheckpointHook, Hook, Hooks
+from phasetrain.hooks.base import Run, overrides
+from phasetrain.hooks.hidden_state import NOT_EXACT
 from phasetrain.proof.digest import sum_bits
 from phasetrain.proof.held import Held, list_owners, list_values
 from phasetrain.runtime.format import join_first

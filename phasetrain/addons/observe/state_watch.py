@@ -37,6 +37,7 @@ from phasetrain.proof.held import (
     read_key,
     read_setup,
 )
+from phasetrain.runtime.nested import list_tensors
 from phasetrain.tasks import Task
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,10 @@ class HeldState:
         if not self.holders:  # parts of phasetrain and torch keep their state
             return {}
         modules = [part for part in self._list_parts() if isinstance(part, nn.Module)]
-        # The content of a container belongs to the part that has it.
-        holders = [holder for _, holder in self.holders if not isinstance(holder, dict | list)]
+        # The content of a container belongs to the part that has it, as the tensors of a module do.
+        holders = [
+            holder for _, holder in self.holders if not isinstance(holder, dict | list | nn.Module)
+        ]
         saved = Saved(modules, self._list_parts() + holders)
         others = [("task", self._task), *_list_modules(self._task)]
         trusted = [other for other in others if not is_custom(type(other[1]))]
@@ -149,9 +152,15 @@ class HeldState:
             return False
         value = getattr(owner, name)
         try:
-            before = self._read_states()
+            states = self._list_states()
+            # Another attribute, which the state comes from, may be the same module.
+            if isinstance(value, nn.Module) and _list_memory(value.state_dict()) <= _list_memory(
+                states
+            ):
+                return True
+            before = read_key(states, Saved(), 2 * DEPTH)
             setattr(owner, name, None)
-            return bool(self._read_states() != before)
+            return bool(read_key(self._list_states(), Saved(), 2 * DEPTH) != before)
         except Exception as error:  # noqa: BLE001 - the state depends on it, and rejects None
             log.debug("%s is saved: %s", name, error)
             return True
@@ -178,14 +187,14 @@ class HeldState:
         optimizers = [updater.optimizer for updater in self._task.updaters.values()]
         return [*self._task.stateful().values(), *self._hooks, *optimizers]
 
-    def _read_states(self) -> Any:
-        """Return the key of all that custom parts return for checkpoints."""
+    def _list_states(self) -> list[Any]:
+        """Return all that custom parts return for checkpoints."""
         parts = [part for part in self._list_parts() if is_custom(type(part))]
         modules = [module for _, module in _list_modules(self._task)]
         default = nn.Module.get_extra_state
         states = [part.state_dict() for part in parts if not isinstance(part, nn.Module)]
         extra = [one.get_extra_state() for one in modules if type(one).get_extra_state != default]
-        return read_key([states, extra], Saved(), 2 * DEPTH)
+        return [states, extra]
 
 
 class StateWatch:
@@ -359,6 +368,10 @@ def record_assignments(owners: Iterable[object]) -> Callable[[], Collection[tupl
         with suppress(TypeError):  # a function or module, or a class of an extension
             record(kind)
     return close
+
+
+def _list_memory(states: Any) -> set[int]:
+    return {tensor.data_ptr() for tensor in list_tensors(states)}
 
 
 def describe_place(held: Held) -> str:

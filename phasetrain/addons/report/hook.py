@@ -33,6 +33,7 @@ from phasetrain.meters.class_scores import (
 )
 from phasetrain.runs.folder import RunFolder
 from phasetrain.runs.records import PREDICTIONS
+from phasetrain.tasks.build.data_builder import read_class_attributes
 
 log = logging.getLogger(__name__)
 
@@ -341,4 +342,5 @@ def _find_fact(run: Run, phase: Phase, name: str) -> Any:
     loader = run.task.parts.loaders.get(phase.data)
     if loader is None:
         return None
-    return read_facts(loader.reader.dataset).get(name)
+    dataset = loader.reader.dataset
+    return {**read_class_attributes(dataset), **read_facts(dataset)}.get(name)

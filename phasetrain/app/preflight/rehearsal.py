@@ -151,9 +151,7 @@ class Prepared:
     inexact: Mapping[str, list[str]] = field(default_factory=dict)
 
 
-def prepare_parts(
-    run_spec: RunSpec, *, is_preview: bool = False, is_default_loop: bool = True
-) -> Prepared:
+def prepare_parts(run_spec: RunSpec, *, is_preview: bool = False, changer: str = "") -> Prepared:
     """Check and build the parts of a run, and rehearse it as RUN.rehearse asks for.
 
     Every rank has to call.
@@ -161,8 +159,8 @@ def prepare_parts(
     Args:
         run_spec: the run.
         is_preview: whether the run will not be trained.
-        is_default_loop: whether the task alone makes the steps of the run, without a custom loop
-            or hooks that change them; otherwise a short run is not rehearsed.
+        changer: name of a custom loop or hook that may change the steps of the run, which is then
+            not rehearsed if it is short; empty: none.
 
     Raises:
         ConfigError: a part cannot be built, a monitored metric is not measured, a resume would not
@@ -180,7 +178,7 @@ def prepare_parts(
         is_quick = (
             not asked
             and run_spec.is_fresh
-            and is_default_loop
+            and not changer
             and setup.world.is_single_process
             and 2 * build_seconds < QUICK_SECONDS
         )
@@ -190,7 +188,7 @@ def prepare_parts(
     if not rehearses:
         # The same task: a constructor that changes the model must not be called twice with it.
         if run_spec.is_fresh and not is_preview:
-            why = _explain_missed(setup, is_default_loop=is_default_loop)
+            why = _explain_missed(run_spec, changer)
             _report_missed(setup, "nothing was rehearsed", f"the run is short, and {why}")
         return Prepared(task)
     del parts
@@ -229,10 +227,12 @@ def prepare_parts(
     return Prepared(run_spec.builder.task(_build_parts(run_spec)), rehearsal, inexact)
 
 
-def _explain_missed(setup: Setup, *, is_default_loop: bool) -> str:
-    if not is_default_loop:
-        return "a custom loop or a hook may change the steps"
-    if not setup.world.is_single_process:
+def _explain_missed(run_spec: RunSpec, changer: str) -> str:
+    if not run_spec.plan.phases:
+        return "its plan has no steps"
+    if changer:
+        return f"{changer} may change the steps"
+    if not run_spec.setup.world.is_single_process:
         return "it has several ranks"
     return "the model is too large for a quick rehearsal"
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 STEPS = 2
 """Number of steps before the save, and after it."""
 
-COMPUTED = ("LOSS", "MODEL")
+COMPUTED = ("LOSS", "MODEL", "TASK")
 """Sections whose values a custom task computes too."""
 
 MAX_PATHS = 4

@@ -139,8 +139,10 @@ class Training:
             self._first_position = self._position()
             own = build_hooks(setup)
             self.clock.end_part("folder and checkpoint")
-            is_default_loop = loop is PhaseEngine.run and not _changes_steps({**own, **extra})
-            prepared = prepare_parts(run_spec, is_default_loop=is_default_loop)
+            changer = (
+                _find_changer({**own, **extra}) if loop is PhaseEngine.run else "a custom loop"
+            )
+            prepared = prepare_parts(run_spec, changer=changer)
         self.is_prepared = True
         self.clock.end_part("parts and rehearsal")
         task, rehearsal = prepared.task, prepared.rehearsal
@@ -480,14 +482,15 @@ def _warn_of_other_weights(before: Mapping[str, Any] | None, now: Mapping[str, A
             )
 
 
-def _changes_steps(hooks: Mapping[str, Hook]) -> bool:
-    """Return whether hooks may change the result of a step."""
+def _find_changer(hooks: Mapping[str, Hook]) -> str:
+    """Return `HOOKS.label` of a custom hook that may change the result of a step, or nothing."""
     events = ("on_start", "on_phase_start", "on_batch", "on_output", "on_forward")
-    return any(
-        not hook.observe_only and overrides(hook, event)
-        for hook in hooks.values()
-        for event in events
-    )
+    for label, hook in hooks.items():
+        # Those of phasetrain change no step that a rehearsal makes.
+        is_custom = not type(hook).__module__.startswith("phasetrain.")
+        if is_custom and not hook.observe_only and any(overrides(hook, name) for name in events):
+            return f"HOOKS.{label}"
+    return ""
 
 
 def nothing_to_resume(folder: RunFolder) -> ConfigError:

@@ -287,10 +287,13 @@ def _list_parts(kind: str) -> list[Any]:
 
 
 QUICK = (
+    "hook: a module with a buffer",
     "hook: an object with a counter",
     "hook: an option of the default loss changed at the end of a phase",
     "hook: a list with a local name",
     "hook: an attribute that is set at the start of one phase",
+    "task: a module whose buffer is assigned",
+    "task: a target network of a custom class",
     "task: a target network synced every 30 updates",
 )
 

@@ -245,6 +245,25 @@ def test_a_task_that_tells_no_classes(tmp_path: Path) -> None:
     assert not (tmp_path / "predictions.json").exists()
 
 
+class Named(torch.utils.data.Dataset[Any]):
+    """Names its classes in an attribute, and has no `facts`."""
+
+    class_names = ("dark", "bright")
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((1, 8, 8), index / 32), index // 16
+
+
+@pytest.mark.addon("metrics")
+def test_names_of_classes_may_be_an_attribute_of_the_dataset(tmp_path: Path) -> None:
+    data = [f"DATA.{split}.dataset={__name__}.Named" for split in ("TRAIN", "TEST")]
+    train(tmp_path, *data, "MODEL.classes=2", "PHASES.epochs=1")
+    assert predictions(tmp_path)["test"]["classes"] == ["dark", "bright"]
+
+
 SHORT = (
     "PHASES={epochs: 1, limit: {train: 2, test: 2}}",
     "DATA.TRAIN.batch_size=24",

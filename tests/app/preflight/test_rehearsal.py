@@ -405,6 +405,21 @@ class TestWhetherThereIsOne:
         assert plan_of(tmp_path)["rehearsal"] is None
         assert "nothing was rehearsed" not in (tmp_path / "log.txt").read_text()
 
+    @pytest.mark.parametrize(
+        ("words", "why"),
+        [
+            (("PHASES.epochs=1", "+HOOKS.early_stopping.monitor=-test/loss"), ""),
+            (("PHASES.epochs=0", "PHASES.test_first=false"), "its plan has no steps"),
+        ],
+    )
+    def test_reason_for_no_rehearsal_is_the_true_one(
+        self, words: tuple[str, ...], why: str, tmp_path: Path
+    ) -> None:
+        train(tmp_path, "RUN.rehearse=auto", *words)
+        log = (tmp_path / "log.txt").read_text()
+        assert log.count("nothing was rehearsed") == bool(why)
+        assert log.count(f"because the run is short, and {why}:") == bool(why)
+
     @pytest.mark.parametrize(("word", "count"), [("auto", 1), ("false", 0)])
     def test_a_fresh_run_says_that_it_has_none(self, tmp_path: Path, word: str, count: int) -> None:
         class Act(Hook):
@@ -416,7 +431,7 @@ class TestWhetherThereIsOne:
         train(tmp_path, *words, "PHASES.epochs=2", "RUN.allow=PHASES", hooks={"act": Act()})
         log = (tmp_path / "log.txt").read_text()
         assert log.count("nothing was rehearsed") == count
-        assert log.count("because the run is short, and a custom loop or a hook may") == count
+        assert log.count("because the run is short, and HOOKS.act may change the steps") == count
 
     def test_a_long_one_has_one_where_it_begins_and_none_where_it_goes_on(
         self, tmp_path: Path

@@ -115,6 +115,27 @@ class OwnAttribute(OwnNoise):
         self.generator = torch.Generator()
 
 
+class Chains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("points", torch.zeros(()))
+
+
+class Chaining(Supervised):
+    """Logs what a test reads from the buffer of a module."""
+
+    def __init__(self, parts: Any) -> None:
+        super().__init__(parts)
+        self.chains = Chains()
+
+    def forward(self, batch: Any) -> StepOutput:
+        out = super().forward(batch)
+        self.chains.points += 1
+        if not self.model.training:
+            out.logs = {"points": self.chains.points.clone()}
+        return out
+
+
 class Carrying(Supervised):
     """Adds the mean of the outputs of the last batch to the outputs."""
 
@@ -261,6 +282,12 @@ def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         pytest.param(
             [f"TASK.name={HERE}.Carrying"], "TASK", "what `stateful()` does not return", marks=NAMED
+        ),
+        pytest.param(
+            [f"TASK.name={HERE}.Chaining"],
+            "TASK",
+            "`chains` of TASK. Usual cause: Chaining changes",
+            marks=NAMED,
         ),
         pytest.param(
             [f"METERS.mine={{name: {HERE}.ListMeter}}"],

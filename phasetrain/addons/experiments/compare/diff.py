@@ -1,7 +1,7 @@
 """Compares two runs: the first update and component in which their ledgers differ, and differences
 of config, environment and data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -14,7 +14,7 @@ from phasetrain.config.problems import format_value
 from phasetrain.config.registry import parameters
 from phasetrain.config.schema import DEFAULT_NAMES, PARTS, default_schema, matches, part_pattern
 from phasetrain.errors import ConfigError
-from phasetrain.hooks.observers import classify_hooks
+from phasetrain.hooks.observers import list_observers
 from phasetrain.proof.causes import explain
 from phasetrain.proof.compare import find_first_update
 from phasetrain.runs.ledger import (
@@ -73,6 +73,7 @@ class Side:
         environment: content of environment.json; empty if there is none.
         data: split -> fingerprint of its data in the newest checkpoint; empty if there is none.
         code: module -> digest of the user's source in it; empty if there is none.
+        observers: labels of the hooks that only observe, as far as they are known.
         metrics: lines of metrics.jsonl without entries that differ between equal runs.
     """
 
@@ -82,6 +83,7 @@ class Side:
     environment: Mapping[str, Any]
     data: Mapping[str, str]
     code: Mapping[str, str]
+    observers: Collection[str]
     metrics: list[dict[str, Any]]
 
 
@@ -189,7 +191,15 @@ def diff(one: str, other: str) -> RunComparison:
     changes: Sequence[Change] = ()
     # A ledger alone has no config: every key would seem to differ from it.
     if a.config and b.config:
-        changes = compare_configs(a.config, b.config, classify_hooks(schema, a.config, b.config))
+        hooks = {label for side in (a, b) for label in side.config.get("HOOKS", {})}
+        observers = [
+            label
+            for label in hooks
+            if all(
+                label in side.observers for side in (a, b) if label in side.config.get("HOOKS", {})
+            )
+        ]
+        changes = compare_configs(a.config, b.config, schema.with_observers(observers))
     # the settings of a rank follow from the world size
     has_same_size = a.environment.get("processes") == b.environment.get("processes")
     ignored = () if has_same_size else OF_PROCESSES
@@ -235,7 +245,7 @@ def read_side(path: str) -> Side:
 def _read_side(storage: Storage, path: str) -> Side:
     names = storage.list_names(path)
     if not names:
-        return Side(path, _read_ledger(storage, path), {}, {}, {}, {}, [])
+        return Side(path, _read_ledger(storage, path), {}, {}, {}, {}, (), [])
     if FILE not in names and METRICS not in names:
         raise ConfigError(
             f"{path!r}: expected the folder of a run, or the path of a {FILE}", code="runs.no_run"
@@ -256,6 +266,8 @@ def _read_side(storage: Storage, path: str) -> Side:
         run.environment.content,
         _read_mapping(promised, "data"),
         _read_mapping(promised, "code"),
+        # The module of a custom hook is not imported here; the checkpoint says what its class is.
+        {*list_observers(config), *promised.get("observers", ())},
         [line.comparable_content() for line in parse_metrics(metrics)],
     )
 
@@ -475,13 +487,14 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
         ) from error
 
 
-def _read_promised(storage: Storage, root: str) -> Any:
-    """Return what the newest checkpoint promises; None without a checkpoint."""
+def _read_promised(storage: Storage, root: str) -> dict[str, Any]:
+    """Return what the newest checkpoint promises; empty without a checkpoint."""
     saved, _ = list_checkpoints(storage, root)
-    return storage.read_json(f"{root}/{saved[-1].name}/promised.json") if saved else None
-
-
-def _read_mapping(promised: Any, key: str) -> Mapping[str, str]:
+    content = storage.read_json(f"{root}/{saved[-1].name}/promised.json") if saved else None
     # A file of another form compares nothing, as if there were no checkpoint.
-    content = promised.get(key) if isinstance(promised, dict) else None
+    return content if isinstance(content, dict) else {}
+
+
+def _read_mapping(promised: Mapping[str, Any], key: str) -> Mapping[str, str]:
+    content = promised.get(key)
     return content if isinstance(content, dict) else {}

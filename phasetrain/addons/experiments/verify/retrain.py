@@ -44,6 +44,7 @@ from phasetrain.engine.plan import Plan
 from phasetrain.engine.position import RunState
 from phasetrain.engine.repeats import decode_plan
 from phasetrain.errors import ChangedError
+from phasetrain.hooks import Hook, Run
 from phasetrain.hooks.ledger import Content
 from phasetrain.models.digest import hash_state
 from phasetrain.proof.compare import find_first_update, is_equal
@@ -166,16 +167,18 @@ class Retrainer:
                 )
         # A run that has ended does not reach the update after its last one.
         is_end = self.is_finished and segment.last == self.evidence.last
+        kept = _KeepPlan(start.plan)
         trained = replay_updates(
             setup,
             data,
             start,
             segment.last + is_end,
             content=_find_content(ledger, segment),
+            hooks={"kept_plan": kept},
             state_at=looks,
         )
         findings = [
-            *_compare_plans(segment, start.plan, loaded),
+            *_compare_plans(segment, (start.plan, kept.plan), loaded),
             *_compare_start(segment, ledger, trained),
             *_compare_records(segment, ledger, trained, components),
             *_compare_end(segment, trained, is_end=is_end),
@@ -409,11 +412,28 @@ def _check_begin(segment: Segment, setup: Setup, begin: LoadedCheckpoint) -> Ite
         yield Finding("checkpoint", update, ("position",), text)
 
 
+class _KeepPlan(Hook):
+    """Keeps the plan at the end of a replay, which has the last tests of a run that ends early.
+
+    Args:
+        plan: the plan at the start.
+    """
+
+    observe_only = True
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def on_end(self, run: Run) -> None:
+        """Keep the plan."""
+        self.plan = run.plan
+
+
 def _compare_plans(
-    segment: Segment, plan: Plan, loaded: Sequence[LoadedCheckpoint]
+    segment: Segment, plans: Sequence[Plan], loaded: Sequence[LoadedCheckpoint]
 ) -> Iterator[Finding]:
     # The plan of a later checkpoint decides about the segments after it.
-    if any(decode_plan(checkpoint.promised["plan"]) != plan for checkpoint in loaded):
+    if any(decode_plan(checkpoint.promised["plan"]) not in plans for checkpoint in loaded):
         text = (
             f"the plan changed between updates {segment.first - 1} and {segment.last}, which no "
             "resume has recorded"

@@ -43,6 +43,19 @@ class RecordIds(Hook):
             self.ids[run.state.updates + 1] = batch.ids.tolist()
 
 
+class Observing(Hook):
+    """Only observes; a module that `runs diff` has not imported has it."""
+
+    observe_only = True
+
+    def __init__(self, level: int = 0) -> None:
+        self.level = level
+
+
+class Acting(Observing):
+    observe_only = False
+
+
 @pytest.fixture(scope="module")
 def recorded() -> RecordIds:
     """Return the hook that has recorded the sample ids of `unbroken`."""
@@ -336,3 +349,17 @@ class TestCommandLine:
         with pytest.raises(SystemExit) as caught:
             runpy.run_path(script, run_name="__main__")
         assert caught.value.code == 0
+
+
+@pytest.mark.parametrize(("name", "resume"), [("Observing", "free"), ("Acting", "adjustable")])
+def test_key_of_a_custom_hook_that_observes_is_free(
+    name: str, resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for level in (0, 1):
+        words = [f"+HOOKS.own={{name: {__name__}.{name}, level: {level}}}", "PHASES.epochs=1"]
+        train(tmp_path / str(level), *words)
+    monkeypatch.delitem(sys.modules, __name__)  # as in another process
+    found = diff(str(tmp_path / "0"), str(tmp_path / "1"))
+    assert [(change.path, change.resume) for change in found.config] == [
+        ("HOOKS.own.level", resume)
+    ]

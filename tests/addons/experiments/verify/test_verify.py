@@ -154,13 +154,20 @@ class TestHonest:
         assert summarize(found) == ("no difference", 0, [])
         assert found.list_gaps() == ["the run is not finished"]
 
-    def test_run_that_stopped_early_is_identical(self, tmp_path: Path) -> None:
-        test = "{dataset: synthetic, samples: 32, input_shape: [16], classes: 4, batch_size: 8}"
+    @pytest.mark.parametrize("more", [(), ("+DATA.FINAL={test}",)], ids=["", "test at the end"])
+    def test_run_that_stopped_early_is_identical(
+        self, more: tuple[str, ...], tmp_path: Path
+    ) -> None:
+        test = "{dataset: synthetic, samples: 32, input_shape: [16], classes: 4, batch_size: 8"
         stop = "+HOOKS.early_stopping={monitor: -test/loss, patience: 1, min_delta: 5}"
-        words = (f"DATA.TEST={test}", "METERS={loss: {}}", stop, "PHASES.limit.train=4")
+        words = (f"DATA.TEST={test}}}", "METERS={loss: {}}", stop, "PHASES.limit.train=4")
+        words += tuple(word.format(test=test + ", every: end}") for word in more)
         forged_runs.train(tmp_path, *words, "PHASES.epochs=9")
         found = verify(str(tmp_path), WHOLE)
         assert (*summarize(found), found.updates) == ("bit-identical", 0, [], 8)
+        forgeries.EDITS["plan of checkpoints"](tmp_path, random.Random(1))
+        findings = verify(str(tmp_path), WHOLE).findings
+        assert ("checkpoint", ("plan",)) in [(one.subject, one.components) for one in findings]
 
     @pytest.mark.slow
     def test_run_of_two_processes_with_ordered_reduction_is_not_accused(
