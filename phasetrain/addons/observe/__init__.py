@@ -39,6 +39,7 @@ def register(addon: AddOn) -> None:
     addon.add_service(
         "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
     )
+    addon.add_service("warn_of_trained_splits", f"{PACKAGE}.trained_splits:warn_of_trained_splits")
     for name in ("log_audio", "log_figure", "log_image", "log_text"):
         addon.add_name(name, f"{PACKAGE}.media:{name}")
     addon.add_parts(

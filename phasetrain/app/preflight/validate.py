@@ -5,10 +5,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeVar
-
-import numpy as np
 
 from phasetrain.app.build_hooks import build_hook
 from phasetrain.app.setup import Setup
@@ -17,7 +15,7 @@ from phasetrain.config.compose.composed import COMMAND_LINE
 from phasetrain.config.compose.merge import lookup, origin_of
 from phasetrain.config.problems import collect_problems, combine_problems, format_value, raise_all
 from phasetrain.config.registry import MISSING_PARAMETER
-from phasetrain.data import CustomLoader, StreamDataset
+from phasetrain.data import CustomLoader
 from phasetrain.data.loading.seed_check import check_seeded, read_first_targets
 from phasetrain.data.loading.sources_reader import list_sample_readers
 from phasetrain.distributed import World
@@ -31,7 +29,7 @@ from phasetrain.optim.groups import list_weights
 from phasetrain.runs.folder import RunFolder
 from phasetrain.tasks import Parts, SplitData, Task
 from phasetrain.tasks.build.builder import build_loss, build_meter, build_model, load_weights
-from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split, find_fingerprint
+from phasetrain.tasks.build.data_builder import SHARED_FACTS, build_split
 from phasetrain.tasks.build.optimizer_builder import build_updaters
 from phasetrain.tasks.build.optimizer_factory import list_optimizer_specs
 from phasetrain.tasks.build.weights_builder import freeze_parameters
@@ -175,39 +173,6 @@ def list_inexact_splits(setup: Setup) -> list[str]:
         for key, section in setup.config.DATA.items()
         if section.dataset is not None and not section.exact
     ]
-
-
-def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
-    """Return a sentence for each test split that has samples of the train split."""
-    if TRAIN not in data:  # a run of tests only
-        return []
-    train = data[TRAIN]
-    known = find_fingerprint(train.section, train.reader.dataset)
-    return [
-        f"DATA.{name.upper()}: it has {count} samples of DATA.TRAIN, so its metrics say less about "
-        "others; set another dataset, split or subset"
-        for name, split in data.items()
-        if name != TRAIN
-        and _compares_content(split.reader.dataset)
-        and find_fingerprint(split.section, split.reader.dataset) == known
-        and (count := max(_count_trained(split, part) for part in train.stages or (train,)))
-    ]
-
-
-def _count_trained(split: SplitData, train: SplitData) -> int:
-    """Return how many samples of a test split are learned from; both have the same dataset."""
-    subsets = [getattr(part.reader, "chosen", None) for part in (split, train)]
-    chosen = [subset for subset in subsets if subset is not None]
-    if not chosen:  # all samples, which may be too many to list
-        return split.length - len(train.excluded_ids)
-    return len(np.setdiff1d(reduce(np.intersect1d, chosen), train.excluded_ids))
-
-
-def _compares_content(dataset: Any) -> bool:
-    """Return whether equal fingerprints mean equal samples, not only equal classes or lengths."""
-    inner = getattr(dataset, "dataset", dataset)  # the one in a ForwardDataset
-    of_lengths = StreamDataset.fingerprint
-    return getattr(type(inner), "fingerprint", of_lengths) is not of_lengths
 
 
 def check_orders(task: Task, plan: Plan) -> None:
