@@ -3,18 +3,23 @@
 import csv
 import importlib
 import io
+import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from phasetrain.addons.experiments.options import OrderOptions
 from phasetrain.addons.experiments.travel.past_run import PastRun, open_past_run
 from phasetrain.addons.experiments.travel.sample_order import COLUMNS, OrderTable, SampleOrder
 from phasetrain.errors import ConfigError
+from phasetrain.hooks import HOOKS
 from phasetrain.runs.ledger import NORM
 from phasetrain.runtime.format import format_count
+
+log = logging.getLogger(__name__)
 
 MAX_SHOWN = 1000
 """Maximum number of rows in the text."""
@@ -40,17 +45,19 @@ class Answer:
         rows: the rows.
         checked: number of updates whose samples were compared with the ledger, up to `wrong`.
         wrong: the first update that has other samples in the ledger; None if there is none.
+        acting: a hook that may change the data, if an update was not compared.
     """
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
     checked: int
     wrong: int | None
+    acting: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if the ledger has other samples for an update."""
-        return int(self.wrong is not None)
+        """0, or 1 if the ledger has other samples for an update, or a hook may change them."""
+        return int(self.wrong is not None or self.acting is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer for programs."""
@@ -59,10 +66,13 @@ class Answer:
             "rows": [list(row) for row in self.rows],
             "checked": self.checked,
             "wrong": self.wrong,
+            "verdict": self.verdict,
         }
 
     def to_text(self) -> str:
         """Return a table for people."""
+        if self.wrong is not None:
+            return self.verdict
         shown = [self.columns, *self.rows[:MAX_SHOWN]]
         cells = [["" if value is None else str(value) for value in row] for row in shown]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -80,7 +90,13 @@ class Answer:
         if self.wrong is not None:
             return (
                 f"update {self.wrong} had OTHER samples according to the ledger: data or config "
-                "have changed, or unreadable samples were dropped or replaced"
+                "have changed, a hook has changed the data, or unreadable samples were dropped or "
+                "replaced; so no rows are listed"
+            )
+        if self.acting is not None:
+            return (
+                f"HOOKS.{self.acting} uses the dataset: if it changes the order, rows of updates "
+                "that were not compared with the ledger are WRONG"
             )
         if not self.checked:
             return "not compared with the ledger, which has none of these updates"
@@ -104,13 +120,19 @@ def answer_order(folder: str, options: OrderOptions) -> Answer:
     with open_past_run(folder, trust=options.trust) as past:
         order = SampleOrder(past)
         if options.sample is not None:
+            last = order.updates
             table = order.find_sample(options.sample)
         else:
-            table = order.list_updates(*_choose_range(options, order))
-        answer = Answer(tuple(COLUMNS), list(table.list_rows()), table.checked, table.wrong)
+            first, last = _choose_range(options, order)
+            table = order.list_updates(first, last)
+        columns, rows = tuple(COLUMNS), list(table.list_rows())
         if options.sql is not None:
             columns, rows = _query(options.sql, past, table)
-            answer = Answer(columns, rows, table.checked, table.wrong)
+        if table.wrong is not None:
+            rows = []
+        is_compared = table.checked and last <= past.last
+        acting = None if is_compared else _find_acting_hook(past)
+        answer = Answer(columns, rows, table.checked, table.wrong, acting)
     if write is not None:
         assert options.out is not None
         try:
@@ -127,7 +149,23 @@ def answer_order(folder: str, options: OrderOptions) -> Answer:
 def _choose_range(options: OrderOptions, order: SampleOrder) -> tuple[int, int]:
     if options.update is not None:
         return options.update, options.update
-    return options.between or (1, order.updates)
+    first, last = options.between or (1, order.updates)
+    if first <= order.updates < last:
+        log.info("--between %d %d: the run has %d updates", first, last, order.updates)
+        last = order.updates
+    return first, last
+
+
+def _find_acting_hook(past: PastRun) -> str | None:
+    """Return the label of a custom hook whose methods ask for a dataset and that does not only
+    observe."""
+    for label, section in past.setup.config.HOOKS.items():
+        hook_class: Any = HOOKS.find(section.get("name", label), f"HOOKS.{label}.name")
+        methods = [value for value in vars(hook_class).values() if isinstance(value, FunctionType)]
+        asks = any("dataset_of" in method.__code__.co_names for method in methods)
+        if asks and not getattr(hook_class, "observe_only", False):
+            return str(label)
+    return None
 
 
 def _query(

@@ -164,7 +164,9 @@ class SampleOrder:
             if len(inside) or not parts:
                 indices = np.full(len(inside), sample, dtype=np.int64)
                 parts.append(self._make_rows(phase, before, inside, indices))
-        updates = np.unique(np.concatenate([part["update"] for part in parts]))
+        # One update of each phase as well: with another order the sample may be in other updates.
+        ends = [before + phase.steps for phase, before in self._list_phases()]
+        updates = np.unique(np.concatenate([ends, *(part["update"] for part in parts)]))
         return self._join(parts, updates.tolist())
 
     def _list_phases(self) -> Iterator[tuple[Phase, int]]:
