@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -117,5 +118,5 @@ class _Watch:
 def _digest(dataset: Any, method: str) -> str:
     """Return a digest of the values that a method of a dataset returns."""
     with preserve_generators():
-        values = np.ascontiguousarray(getattr(dataset, method)())
+        values = np.ascontiguousarray(methodcaller(method)(dataset))
     return blake2b(values.tobytes()).hexdigest()
