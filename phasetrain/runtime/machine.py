@@ -1,6 +1,7 @@
 """Seeds, device, precision, threads and determinism (section MACHINE)."""
 
 import os
+import pickle
 import random
 import sys
 from collections.abc import Collection, Iterator
@@ -156,6 +157,12 @@ class GeneratorWatch:
 
 def _copy_state(generator: torch.Generator) -> bytes:
     return generator.get_state().numpy().tobytes()
+
+
+def digest_generators() -> str:
+    """Return a digest of the states of the global generators of torch, NumPy and Python."""
+    states = (_copy_state(torch.default_generator), np.random.get_state(), random.getstate())
+    return blake2b(pickle.dumps(states)).hexdigest()
 
 
 @contextmanager

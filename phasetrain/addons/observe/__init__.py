@@ -40,13 +40,13 @@ def register(addon: AddOn) -> None:
     addon.add_service("inspect_model", f"{PROFILING}.inspection:inspect")
     for name in ("list_longer_warnings", "warn_before_longer"):
         addon.add_service(name, f"{PACKAGE}.longer_runs:{name}")
-    for name in ("list_trained_splits", "list_unused"):
-        addon.add_service(name, f"{PACKAGE}.plan_warnings:{name}")
+    addon.add_service("list_unused", f"{PACKAGE}.plan_warnings:list_unused")
     addon.add_service("read_held_state", f"{PACKAGE}.state_watch:HeldState")
     addon.add_service("watch_held_state", f"{PACKAGE}.state_watch:StateWatch")
     addon.add_service(
         "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
     )
+    addon.add_service("warn_of_trained_splits", f"{PACKAGE}.trained_splits:warn_of_trained_splits")
     for name in ("log_audio", "log_figure", "log_image", "log_text"):
         addon.add_name(name, f"{PACKAGE}.media:{name}")
     addon.add_parts(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
+from phasetrain.addons.observe.read_once import watch_read_once
 from phasetrain.addons.observe.replaced_methods import check_replaced_methods
 from phasetrain.addons.observe.silent_mistakes import warn_of_settings
 from phasetrain.addons.observe.start_values import (
@@ -102,8 +103,8 @@ class ForbiddenEffectError(PermissionError):
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
     """Rehearse the hooks, compare what they set with the attempt before, warn of rows that a resume
-    has lost, of weights of unfinished runs and of settings of the model, and let workers follow the
-    changes that hooks make to datasets.
+    has lost, of weights of unfinished runs and of settings of the model, let workers follow the
+    changes that hooks make to datasets, and watch what samplers have read of them.
 
     Args:
         engine: the run, before its first step.
@@ -124,6 +125,8 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         check_unfinished_sources(engine.task.parts.weights)
     # After the rehearsal, whose copy reads without workers.
     follow_changes(engine.task, engine.hooks.by_label)
+    configs = setup.stages or (setup.config,)
+    watch_read_once(engine.task, engine.hooks.by_label, [config.DATA for config in configs])
 
 
 def rehearse_hooks(

@@ -1,23 +1,15 @@
-"""Warnings about the plan of a run: settings without effect, and tests with samples of the
-training."""
+"""Warnings about the plan of a run: settings without effect."""
 
 import os
-from collections.abc import Iterator, Mapping
-from functools import reduce
-from typing import Any
-
-import numpy as np
+from collections.abc import Iterator
 
 from phasetrain.app.preflight.validate import is_saving
 from phasetrain.app.setup import Setup
 from phasetrain.config.compose.composed import COMMAND_LINE
 from phasetrain.config.compose.merge import lookup
 from phasetrain.config.problems import format_value
-from phasetrain.data import StreamDataset
 from phasetrain.engine.plan import TRAIN, Plan
 from phasetrain.runtime.child_processes import HEARTBEATS
-from phasetrain.tasks import SplitData
-from phasetrain.tasks.build.data_builder import find_fingerprint
 
 
 def list_unused(setup: Setup, plan: Plan) -> list[str]:
@@ -110,36 +102,3 @@ def _unreachable(setup: Setup, plan: Plan) -> Iterator[str]:
             yield f"PHASES.stages[{number}] ({name}): it has no update, so it is never run"
     if run == {TRAIN} and not setup.config.PHASES.train_meters and setup.config.METERS:
         yield "METERS: PHASES.train_meters = false and there is no test, so nothing measures them"
-
-
-def list_trained_splits(data: Mapping[str, SplitData]) -> list[str]:
-    """Return a sentence for each test split that has samples of the train split."""
-    if TRAIN not in data:  # a run of tests only
-        return []
-    train = data[TRAIN]
-    known = find_fingerprint(train.section, train.reader.dataset)
-    return [
-        f"DATA.{name.upper()}: it has {count} samples of DATA.TRAIN, so its metrics say less about "
-        "others; set another dataset, split or subset"
-        for name, split in data.items()
-        if name != TRAIN
-        and _compares_content(split.reader.dataset)
-        and find_fingerprint(split.section, split.reader.dataset) == known
-        and (count := max(_count_trained(split, part) for part in train.stages or (train,)))
-    ]
-
-
-def _count_trained(split: SplitData, train: SplitData) -> int:
-    """Return how many samples of a test split are learned from; both have the same dataset."""
-    subsets = [getattr(part.reader, "chosen", None) for part in (split, train)]
-    chosen = [subset for subset in subsets if subset is not None]
-    if not chosen:  # all samples, which may be too many to list
-        return split.length - len(train.excluded_ids)
-    return len(np.setdiff1d(reduce(np.intersect1d, chosen), train.excluded_ids))
-
-
-def _compares_content(dataset: Any) -> bool:
-    """Return whether equal fingerprints mean equal samples, not only equal classes or lengths."""
-    inner = getattr(dataset, "dataset", dataset)  # the one in a ForwardDataset
-    of_lengths = StreamDataset.fingerprint
-    return getattr(type(inner), "fingerprint", of_lengths) is not of_lengths

@@ -450,7 +450,8 @@ def describe_fix(held: Held) -> tuple[str, str]:
     else:
         fix = (
             f'add `"{name}": ...` to what `stateful()` of the task returns, an object with '
-            "`state_dict` and `load_state_dict`, or keep it in a hook with them"
+            "`state_dict` and `load_state_dict`, or keep it in a hook with them, or let a hook "
+            "assign it in `on_phase_start` of each phase without reading the old value"
         )
     return fix, declare
 

@@ -320,13 +320,12 @@ def _check_parts(run_spec: RunSpec, task: Task, *, reads: bool) -> None:
     setup = run_spec.setup
     world = setup.world
     check_monitors(setup, run_spec.plan, task.meters)
-    lines = list_inexact_splits(setup)
-    if list_trained_splits := find_service("list_trained_splits"):
-        lines += list_trained_splits(run_spec.data)
-    for line in lines:
+    for line in list_inexact_splits(setup):
         log.warning(line)
     if reads:
         world.run_on_main(lambda: check_data(run_spec.data, task))
+    if warn := find_service("warn_of_trained_splits"):
+        world.run_on_main(lambda: warn(run_spec.data, reads=reads))
     if run_spec.is_fresh:
         world.run_on_main(lambda: check_orders(task, run_spec.plan))
     world.run_on_main(lambda: check_room(setup, run_spec.folder, task.parts))

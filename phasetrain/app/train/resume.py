@@ -318,7 +318,8 @@ def check_data_changes(
             )
         if "data" not in setup.config.RUN.allow:
             raise ChangedError(
-                f"{line}; restore the data, or allow the change with RUN.allow=data",
+                f"{line}; to train a new run, set RUN.dir to another folder; to resume this one, "
+                "restore the data, or allow the change with RUN.allow=data",
                 code="resume.data_changed",
             )
         changed.append(line)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from phasetrain.config.attrdict import AttrDict
-from phasetrain.config.registry import Registry
+from phasetrain.config.registry import Registry, parameters
 from phasetrain.data import (
     TRANSFORMS,
     CustomLoader,
@@ -39,7 +39,7 @@ from phasetrain.engine.plan import TRAIN, PhaseSettings, Plan, Split, SplitInter
 from phasetrain.errors import SHAPE_ERRORS, ConfigError
 from phasetrain.optim.averaging.average_settings import read_average_settings
 from phasetrain.optim.schedules.durations import UNITS
-from phasetrain.runtime.machine import reseed_all, seed_of
+from phasetrain.runtime.machine import digest_generators, reseed_all, seed_of
 from phasetrain.tasks.build.dataset_builder import open_dataset
 from phasetrain.tasks.build.loading_builder import (
     build_collate,
@@ -63,6 +63,9 @@ PREDICATES: Registry[bool] = Registry("predicate", "PHASES.test_every.when")
 WITHOUT = "-without:"
 """Part of the fingerprint of a split before the digest of its excluded samples."""
 
+ROLES = frozenset({"split", "part", "train"})
+"""Parameters by which a dataset knows for which split it is."""
+
 SHARED_FACTS = ("classes", "class_names", "tokenizer_digest")
 """Facts of the training data that test splits get: labels and tokens must mean the same in all."""
 
@@ -83,6 +86,7 @@ class SplitData:
         stages: the same split in each stage of PHASES.stages; empty without stages.
         loader: the custom loader, if any.
         excluded: samples that updates leave out; None: none.
+        is_drawn: whether the dataset was built with random numbers of its split.
     """
 
     section: AttrDict
@@ -95,6 +99,7 @@ class SplitData:
     stages: tuple["SplitData", ...] = ()
     loader: CustomLoaderSpec | None = None
     excluded: ExcludedSamples | None = None
+    is_drawn: bool = False
 
     def at(self, stage: int) -> "SplitData":
         """Return the split as it is in a stage."""
@@ -116,7 +121,7 @@ class SplitData:
 
     def fingerprint(self) -> str:
         """Return the fingerprint of the dataset and of the excluded samples."""
-        return self._add_excluded(find_fingerprint(self.section, self.reader.dataset))
+        return self._add_details(find_fingerprint(self.section, self.reader.dataset))
 
     def has_fingerprint(self, recorded: str, *, compares_excluded: bool = True) -> bool:
         """Return whether a fingerprint in a checkpoint is of this data.
@@ -129,12 +134,15 @@ class SplitData:
         dataset = self.reader.dataset
         if not isinstance(dataset, Fingerprinted):
             # What earlier versions have recorded.
-            known.append(self._add_excluded(name_and_length(self.section, dataset)))
+            known.append(self._add_details(name_and_length(self.section, dataset)))
         if compares_excluded:
             return recorded in known
         return recorded.partition(WITHOUT)[0] in [text.partition(WITHOUT)[0] for text in known]
 
-    def _add_excluded(self, fingerprint: str) -> str:
+    def _add_details(self, fingerprint: str) -> str:
+        if self.is_drawn:
+            # Earlier versions drew the same numbers for all splits.
+            fingerprint += "-drawn"
         if self.excluded is not None:
             # The config may name a file, whose content can change.
             return f"{fingerprint}{WITHOUT}{self.excluded.digest()[:16]}"
@@ -317,10 +325,10 @@ def build_split(
             built.
     """
     where = f"DATA.{name.upper()}"
-    # The same numbers for all splits, so that random ones complete each other.
     reseed_all(seed_of(context.seed, "init", "data"))
+    is_drawn = False
     if dataset is None:
-        dataset = open_dataset(context, name, section, facts)
+        dataset, is_drawn = _open_dataset(context, name, section, facts)
     source = build_source(where, section, dataset)
     build_sources = find_source_builder(dataset)
     reader: BatchReader
@@ -365,7 +373,25 @@ def build_split(
         windows=windows,
         loader=loader,
         excluded=_read_excluded(where, section, dataset) if name == TRAIN else None,
+        is_drawn=is_drawn,
     )
+
+
+def _open_dataset(
+    context: BuildContext, name: str, section: AttrDict, facts: Mapping[str, Any]
+) -> tuple[Samples, bool]:
+    """Return the dataset of a split, and whether it was built with random numbers of its split."""
+    factory = DATASETS.find(section.dataset, f"DATA.{name.upper()}")
+    if name == TRAIN or not ROLES.isdisjoint(parameters(factory)):
+        # The same numbers for all splits, so that the parts of a random division are disjoint.
+        return open_dataset(context, name, section, facts), False
+    reseed_all(seed_of(context.seed, "init", "data", name))
+    before = digest_generators()
+    dataset = open_dataset(context, name, section, facts)
+    is_drawn = digest_generators() != before
+    # Random transforms are the same in all splits.
+    reseed_all(seed_of(context.seed, "init", "data"))
+    return dataset, is_drawn
 
 
 def _read_excluded(where: str, section: AttrDict, dataset: Any) -> ExcludedSamples | None:

@@ -1,12 +1,11 @@
 """Settings that never take effect, and samples of the training in a test."""
 
-import re
 from pathlib import Path
 
 import pytest
 from harness import SMALL, train
 
-from phasetrain.addons.observe.plan_warnings import list_trained_splits, list_unused
+from phasetrain.addons.observe.plan_warnings import list_unused
 from phasetrain.testing.build import build_run, resolve_overrides
 
 
@@ -83,46 +82,3 @@ def test_settings_without_effect_are_listed(words: tuple[str, ...], told: list[s
 def test_a_run_warns_of_it_and_goes_on(tmp_path: Path) -> None:
     assert train(tmp_path, "PHASES.epochs=1", "CHECKPOINT.every_updates=99").state == "finished"
     assert "CHECKPOINT.every_updates = 99: " in (tmp_path / "log.txt").read_text()
-
-
-def of_class(dataset: str) -> tuple[str, ...]:
-    """Return the overrides for two parts of the digits, in train and test split."""
-    return tuple(
-        f"DATA.{name}={{dataset: {dataset}, begin: {begin}}}"
-        for name, begin in (("TRAIN", 0), ("TEST", 500))
-    )
-
-
-REST = ("DATA.TEST.split=train", "DATA.TEST.subset={skip: 1000}")
-"""Tests all samples of the train split but the first 1,000 of the shuffled list."""
-
-
-@pytest.mark.parametrize(
-    ("words", "counts"),
-    [
-        ((), []),
-        (("DATA.TEST.split=train",), ["1442"]),
-        (("DATA.TEST.split=train", "DATA.TRAIN.exclude=[0, 3, 5]"), ["1439"]),
-        (("DATA.TEST.split=train", "DATA.TEST.subset.samples=20"), ["20"]),
-        ((*REST, "DATA.TRAIN.subset.samples=1000"), []),
-        ((*REST, "DATA.TRAIN.subset.samples=1010"), ["10"]),
-        ((*REST, "DATA.TRAIN.subset.skip=1000", "DATA.TRAIN.exclude=[0, 9, 10]"), ["440"]),
-        # Their fingerprints are their class, or the lengths of their shards.
-        (of_class("stream_parts.Part"), []),
-        (of_class("stream_parts.sharded_part"), []),
-        (of_class("stream_parts.KnownPart"), ["64"]),  # as it says itself
-    ],
-)
-def test_samples_of_the_train_split_in_a_test_split_are_counted(
-    words: tuple[str, ...], counts: list[str]
-) -> None:
-    data = resolve_overrides([*SMALL, "RUN.dir=x", *words]).builder().data()
-    found = [
-        re.match(r"DATA\.TEST: it has (\d+) samples", line) for line in list_trained_splits(data)
-    ]
-    assert [match and match[1] for match in found] == counts
-
-
-def test_test_with_the_samples_of_the_train_split_is_warned_of(tmp_path: Path) -> None:
-    train(tmp_path, "PHASES.epochs=1", "DATA.TEST.split=train")
-    assert "DATA.TEST: it has 1442 samples of DATA.TRAIN" in (tmp_path / "log.txt").read_text()

@@ -184,6 +184,7 @@ def test_renamed_weights_end_the_run_before_they_are_saved(
             '`state_dict` and `load_state_dict` of the object "env"',
             "add `",
         ),
+        ("data.train", Counted(), "slots", "in `on_phase_start` of each phase", "observe_only"),
         ("task", Counted(), "rng", 'add `"rng": ...` to what `stateful()`', '"env"'),
     ],
 )

@@ -404,6 +404,7 @@ class TestData:
             train(tmp_path, *self.WORDS)
         assert len(set(re.findall(r"\b[0-9a-f]{64}\b", str(caught.value)))) == 2
         assert (caught.value.code, caught.value.key) == ("resume.data_changed", "DATA.TRAIN")
+        assert "set RUN.dir to another folder" in str(caught.value)
         assert then in str(caught.value)
         assert caught.value.exit_code == 3
 

@@ -1,18 +1,24 @@
 """Datasets without a length, and objects that are none; runs with an iterable resume exactly."""
 
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from harness import KillAfter, SaveEachStep, differences_of_runs, run_until_killed, train
 from raising import raises
+from torch.utils.data import Dataset
 
 from phasetrain.app.setup import resolve_config
 from phasetrain.distributed import World
 from phasetrain.errors import ConfigError
+from phasetrain.runtime.machine import reseed_all, seed_of
 from phasetrain.tasks import Builder
 from phasetrain.tasks.build import dataset_builder
 from phasetrain.testing import assert_exact_resume
-from phasetrain.testing.build import BuiltRun, build_run
+from phasetrain.testing.build import BuiltRun, build_run, resolve_overrides
 
 FORWARD = (
     "DATA.TRAIN.dataset=reading_parts.Shuffling",
@@ -148,3 +154,49 @@ def test_dataset_without_a_length_trains_for_updates() -> None:
 def test_run_of_an_iterable_passes_the_proof_kit() -> None:
     words = [*FORWARD, UPDATES, "DATA.TRAIN.transforms=[{name: noise, std: 0.1}]"]
     assert_exact_resume(words, workers=(0, 1))
+
+
+class Drawn(Dataset[Any]):
+    """Rows of random numbers, drawn when the dataset is built."""
+
+    classes = 10
+
+    def __init__(self, samples: int) -> None:
+        self.rows = torch.stack([torch.randn(4) for _ in range(samples)])
+        self.numbers = [random.random(), float(np.random.rand())]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.rows[index], 0
+
+
+class DrawnForSplit(Drawn):
+    """The same for a class that knows its split, such as one that divides samples at random."""
+
+    def __init__(self, samples: int, split: str = "train") -> None:
+        super().__init__(samples)
+
+
+@pytest.mark.feature("seeds.datasets", "test splits draw other random numbers than `TRAIN`")
+@pytest.mark.parametrize(
+    ("name", "purpose", "mark"), [("Drawn", ["test"], "-drawn"), ("DrawnForSplit", [], "")]
+)
+def test_dataset_of_a_test_split_draws_its_own_random_numbers(
+    name: str, purpose: list[str], mark: str
+) -> None:
+    words = [f"DATA.{key}.dataset={__name__}.{name}" for key in ("TRAIN", "TEST")]
+    words += ["DATA.TRAIN.samples=32", "DATA.TEST.samples=8", "RUN.dir=x"]
+    data = resolve_overrides(words).builder().data()
+    for split, own in (("train", []), ("test", purpose)):
+        reseed_all(seed_of(0, "init", "data", *own))
+        expected = Drawn(len(data[split].reader.dataset))
+        dataset: Any = data[split].reader.dataset
+        assert torch.equal(dataset.rows, expected.rows)
+        assert dataset.numbers == expected.numbers
+    # A resume of a run of an earlier version reports the other samples.
+    old = f"{__name__}.{name}:8"
+    assert data["test"].fingerprint() == old + mark
+    assert data["test"].has_fingerprint(old) == (not mark)
+    assert data["train"].fingerprint() == f"{__name__}.{name}:32"

@@ -59,7 +59,7 @@ def run_order(call: Call) -> Outcome:
     text = table.to_text()
     if call.flags.out is not None:
         text = f"{format_count(len(table.rows), 'row')} in {call.flags.out}\n{table.verdict}"
-    return Outcome(int(table.wrong is not None), text, vars(table))
+    return Outcome(table.exit_code, text, table.to_json())
 
 
 def add_relog_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,13 +2,15 @@
 
 import csv
 import importlib
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -24,11 +26,14 @@ from phasetrain.data.samplers.phase_sampler import Draw
 from phasetrain.data.transforms.base import Pipeline
 from phasetrain.engine.plan import TRAIN, Phase
 from phasetrain.errors import ConfigError
+from phasetrain.hooks import HOOKS
 from phasetrain.hooks.ledger_content import hash_bytes
 from phasetrain.runs.ledger import NORM
 from phasetrain.runtime.format import format_count
 from phasetrain.tasks.build.data_builder import build_loader
 from phasetrain.tasks.build.loading_builder import find_source_builder
+
+log = logging.getLogger(__name__)
 
 COLUMNS = {
     "update": "number of the update, from 1",
@@ -63,13 +68,16 @@ class OrderTable:
         columns: names of the columns.
         rows: the rows; a value that does not exist is None.
         checked: number of updates whose samples were compared with the ledger, up to `wrong`.
-        wrong: the first update that has other samples in the ledger; None if there is none.
+        wrong: the first update that has other samples in the ledger; None if there is none. Then
+            there are no rows.
+        acting: a hook that may change the order, if an update was not compared.
     """
 
     columns: Sequence[str]
     rows: list[Row]
     checked: int
     wrong: int | None
+    acting: str | None = None
 
     def list_column(self, name: str) -> list[Any]:
         """Return the values of a column."""
@@ -77,12 +85,27 @@ class OrderTable:
         return [row[place] for row in self.rows]
 
     @property
+    def exit_code(self) -> int:
+        """0, or 1 if the ledger has other samples for an update, or a hook may change them."""
+        return int(self.wrong is not None or self.acting is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer for programs."""
+        return {**vars(self), "verdict": self.verdict}
+
+    @property
     def verdict(self) -> str:
         """The comparison with the ledger in words."""
         if self.wrong is not None:
             return (
                 f"update {self.wrong} had OTHER samples according to the ledger: data or config "
-                "have changed, or unreadable samples were dropped or replaced"
+                "have changed, a hook has changed the data, or unreadable samples were dropped or "
+                "replaced; so no rows are listed"
+            )
+        if self.acting is not None:
+            return (
+                f"HOOKS.{self.acting} uses the dataset: if it changes the order, rows of updates "
+                "that were not compared with the ledger are WRONG"
             )
         if not self.checked:
             return "not compared with the ledger, which has none of these updates"
@@ -91,6 +114,8 @@ class OrderTable:
 
     def to_text(self) -> str:
         """Return a table for people."""
+        if self.wrong is not None:
+            return self.verdict
         shown = [self.columns, *self.rows[:MAX_SHOWN]]
         cells = [["" if value is None else str(value) for value in row] for row in shown]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -188,7 +213,9 @@ class SampleOrder:
                 code="order.no_such_sample",
             )
         updates = find_updates(self._plan, self._sampler, np.array([sample], dtype=np.int64))
-        return self._make_table(list(updates), sample)
+        # One update of each phase as well: with another order the sample may be in other updates.
+        ends = [*np.unique(self._plan.phases.updates_before).tolist()[1:], self.updates]
+        return self._make_table(sorted({*updates, *ends}), sample)
 
     def _make_table(self, updates: Sequence[int], sample: int | None = None) -> OrderTable:
         """Return the rows of some updates, of all their samples or of a single one."""
@@ -277,12 +304,36 @@ def answer_order(folder: str, options: OrderOptions) -> OrderTable:
         elif options.update is not None:
             table = order.list_updates(options.update, options.update)
         else:
-            table = order.list_updates(*(options.between or (1, order.updates)))
+            table = order.list_updates(*_cut_range(options, order))
+        if table.wrong is not None:
+            table = replace(table, rows=[])
+        elif not table.checked or max(table.list_column("update"), default=0) > past.last:
+            table = replace(table, acting=_find_acting_hook(past))
         if options.sql is not None:
             table = _query(options.sql, past, table)
     if options.out is not None:
         table.write(options.out)
     return table
+
+
+def _cut_range(options: OrderOptions, order: SampleOrder) -> tuple[int, int]:
+    first, last = options.between or (1, order.updates)
+    if first <= order.updates < last:
+        log.info("--between %d %d: the run has %d updates", first, last, order.updates)
+        last = order.updates
+    return first, last
+
+
+def _find_acting_hook(past: PastRun) -> str | None:
+    """Return the label of a custom hook whose methods ask for a dataset and that does not only
+    observe."""
+    for label, section in past.setup.config.HOOKS.items():
+        hook_class: Any = HOOKS.find(section.get("name", label), f"HOOKS.{label}.name")
+        methods = [value for value in vars(hook_class).values() if isinstance(value, FunctionType)]
+        asks = any("dataset_of" in method.__code__.co_names for method in methods)
+        if asks and not getattr(hook_class, "observe_only", False):
+            return str(label)
+    return None
 
 
 def _query(sql: str, past: PastRun, table: OrderTable) -> OrderTable:
@@ -304,7 +355,7 @@ def _query(sql: str, past: PastRun, table: OrderTable) -> OrderTable:
             if cursor.description is None:
                 raise sqlite3.OperationalError("it returns no rows")
             names = tuple(column[0] for column in cursor.description)
-            return OrderTable(names, cursor.fetchall(), table.checked, table.wrong)
+            return replace(table, columns=names, rows=cursor.fetchall())
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ConfigError(
             f"--sql: {error}; expected one SELECT on samples ({', '.join(COLUMNS)}) and updates "

@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import train
 
 from phasetrain.addons.experiments.travel.past_run import open_past_run
 from phasetrain.addons.experiments.travel.visit import Visit
 from phasetrain.cli import main
+from phasetrain.data.samplers.source import SampleSource
 from phasetrain.engine.batch import Batch
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks import Hook, Run
@@ -165,9 +167,52 @@ def test_other_samples_than_in_the_ledger_are_exit_code_1(
     assert (content["checked"], content["wrong"]) == (2, 6)  # it stops there
 
 
+class MoveOn(Hook):
+    """Lets the training move on to the second half of the dataset after the first epoch."""
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        run.task.parts.dataset_of("train").first = 720 if phase.epoch else 0
+
+
+def sample_half(source: SampleSource) -> Any:
+    """Return an order of the half of the samples that a hook has chosen."""
+
+    def order(length: int, seed: int) -> Any:
+        first = getattr(source.dataset, "first", 0)
+        return first + np.random.default_rng(seed).permutation(720).astype(np.int64)
+
+    order.samples = lambda length: 720  # type: ignore[attr-defined]
+    return order
+
+
+def test_order_that_a_hook_changes_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        f"HOOKS.move={{name: {__name__}.MoveOn}}",
+        f"DATA.TRAIN.sampler={__name__}.sample_half",
+    )
+    train(tmp_path, *words, "RUN.pause_at=5")
+    assert len(ask(tmp_path, capsys, "--update", "5")["rows"]) == 24
+    content = ask(tmp_path, capsys, "--between", "5", "6", code=1)
+    assert (content["checked"], content["wrong"]) == (1, None)
+    assert "HOOKS.move" in content["verdict"]
+    train(tmp_path, *words)
+    content = ask(tmp_path, capsys, "--between", "5", "6", code=1)
+    assert (content["wrong"], content["rows"]) == (6, [])
+    # The first epoch does not have this sample, whatever the second one has.
+    assert ask(tmp_path, capsys, "--sample", "1400", code=1)["wrong"] == 10
+
+
+def test_range_ends_with_the_run(past: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list_dicts(ask(past, capsys, "--between", "15", "1000"))
+    assert {row["update"] for row in rows} == {15}
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [
+        (["--between", "16", "20"], "order.no_such_update"),
         (["--update", "16"], "order.no_such_update"),
         (["--between", "3", "2"], "order.no_such_update"),
         (["--sample", "1442"], "order.no_such_sample"),
