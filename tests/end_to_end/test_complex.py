@@ -105,6 +105,14 @@ def test_checkpoints_and_exports_hold_the_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_buffers_that_each_rank_computes_are_reported(launcher: Launcher, tmp_path: Path) -> None:
+    ended = launcher.run(tmp_path / "run", 2, *WORDS, "RUN.rehearse=true")
+    assert ended.codes == [0, 0], ended.outputs
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("`mean` of MODEL and 1 more: forward computes new values from a batch") == 1
+
+
+@pytest.mark.slow
 def test_ordered_sums_take_complex_and_real_gradients(launcher: Launcher, tmp_path: Path) -> None:
     ordered = "DISTRIBUTED={reduction: ordered, virtual_shards: 2}"
     for size in (1, 2):

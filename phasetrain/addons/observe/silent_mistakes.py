@@ -4,6 +4,7 @@ import logging
 
 from torch import nn
 
+from phasetrain.addons.observe.changed_buffers import check_changed_buffers
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
 from phasetrain.addons.observe.whole_facts import check_whole_facts
@@ -20,7 +21,8 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
 
     These are losses that depend on how a batch or a test is computed or that broadcast outputs
     against targets, mirrored key points, statistics of held-out samples, schedules that nothing
-    applies, frozen weights with random values, and tests that change the training.
+    applies, frozen weights with random values, buffers that change although nothing should change
+    them or by parts of a batch, and tests that change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -38,6 +40,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
         from phasetrain.addons.observe.frozen_initial_weights import check_frozen_initial_weights
 
         check_frozen_initial_weights(task.parts.model, task.parts.weights)
+    check_changed_buffers(run_spec, task)
     if not has_custom_parts(task):
         return
     from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
