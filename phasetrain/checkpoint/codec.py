@@ -28,6 +28,7 @@ TENSOR = "$tensor"
 TUPLE = "$tuple"
 ITEMS = "$items"
 FLOAT = "$float"
+COMPLEX = "$complex"
 # RuntimeError includes RecursionError, which deeply nested JSON raises.
 PARSING_ERRORS = (
     ValueError,
@@ -69,16 +70,16 @@ def flatten_state(state: Any) -> tuple[bytes, list[tuple[str, Tensor]]]:
     seen: dict[tuple[Any, ...], str] = {}
 
     def add_tensor(value: Tensor, path: str) -> dict[str, str]:
-        _check_tensor(value, path)
         local = local_shard(value)
         # Equal only if every byte read is the same: two views of one storage may differ in shape,
-        # stride or the lazy negation bit. Empty tensors all have data_ptr 0.
+        # stride or a lazy bit. Empty tensors all have data_ptr 0.
         identity = (
             local.data_ptr(),
             local.dtype,
             tuple(local.shape),
             local.stride(),
             local.is_neg(),
+            local.is_conj(),
             str(local.device),
         )
         if local.numel() and identity in seen:
@@ -102,11 +103,7 @@ def check_encodable(state: Any) -> None:
         TypeError: it cannot; the message contains the path.
     """
 
-    def check_tensor(value: Tensor, path: str) -> dict[str, str]:
-        _check_tensor(value, path)
-        return {TENSOR: path}
-
-    _encode(state, "", check_tensor, 0)
+    _encode(state, "", lambda value, path: None, 0)
 
 
 def decode(tree: bytes | bytearray, tensors: bytes | bytearray) -> Any:
@@ -146,15 +143,18 @@ def reject_malformed(name: str) -> Iterator[None]:
         ) from error
 
 
-def _check_tensor(value: Tensor, path: str) -> None:
+def _encode_tensor(value: Tensor, path: str, add_tensor: Any) -> Any:
     if value.is_meta:
         raise TypeError(f"{path}: a tensor on the device `meta` has no content to save")
     if value.layout != torch.strided:
         raise TypeError(f"{path}: a tensor of layout {value.layout} cannot be saved; make it dense")
-    if value.dtype not in DTYPES:
+    if value.dtype not in DTYPES and value.dtype != torch.complex128:
         raise TypeError(
-            f"{path}: a tensor of type {value.dtype} cannot be saved; make it of real numbers"
+            f"{path}: a tensor of type {value.dtype} cannot be saved; convert it to another type"
         )
+    if value.dtype == torch.complex128:  # the format has no such type
+        return {COMPLEX: add_tensor(torch.view_as_real(value.detach().resolve_conj()), path)}
+    return add_tensor(value, path)
 
 
 def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
@@ -167,7 +167,7 @@ def _encode(value: Any, path: str, add_tensor: Any, depth: int) -> Any:
     if depth > DEPTH:
         raise TypeError(f"{path}: state is nested more than {DEPTH} levels deep")
     if isinstance(value, Tensor):
-        return add_tensor(value, path)
+        return _encode_tensor(value, path, add_tensor)
     if isinstance(value, np.generic):  # NumPy scalars come from metrics and samplers
         value = value.item()
     if type(value) is int and value.bit_length() > INT_BITS:
@@ -205,6 +205,8 @@ def _decode(value: Any, tensors: Mapping[str, Tensor], depth: int) -> Any:
         [(tag, content)] = value.items()
         if tag == TENSOR:
             return tensors[content]
+        if tag == COMPLEX:
+            return torch.view_as_complex(_decode(content, tensors, depth + 1))
         if tag == FLOAT:
             return NOT_FINITE[content]
         if tag == TUPLE:

@@ -281,7 +281,8 @@ class TensorFile:
         Raises:
             InvalidCheckpointError: it is not, or does.
         """
-        empty = {name: torch.empty(0, device="meta") for name in self._places}
+        # Two entries, so that they can be a complex number.
+        empty = {name: torch.empty(2, device="meta") for name in self._places}
         if not isinstance(assemble_state(tree, empty), dict):
             raise InvalidCheckpointError("its state is not a mapping")
 

@@ -18,6 +18,7 @@ DTYPES = MappingProxyType(
         torch.bfloat16: "BF16",
         torch.float8_e4m3fn: "F8_E4M3",
         torch.float8_e5m2: "F8_E5M2",
+        torch.complex64: "C64",
         torch.int64: "I64",
         torch.int32: "I32",
         torch.int16: "I16",
@@ -195,11 +196,15 @@ def has_nan(file: bytearray | memoryview, prefix: str | tuple[str, ...]) -> bool
     return any(
         _contains_nan(tensor)
         for name, tensor in parse_safetensors(file).items()
-        if name.startswith(prefix) and tensor.is_floating_point() and tensor.numel()
+        if name.startswith(prefix) and tensor.numel()
     )
 
 
 def _contains_nan(tensor: Tensor) -> bool:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if not tensor.is_floating_point():
+        return False
     # min() propagates NaN, and needs no mask of the tensor's size as isnan() does. It is not
     # implemented for float8.
     if tensor.element_size() == 1:

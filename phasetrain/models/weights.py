@@ -281,7 +281,11 @@ class WeightMatcher:
             if name in self._reinit:
                 continue
             # Other types are converted, such as float16 to float32, but a counter is not a weight.
-            if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
+            kind, own_kind = (
+                (value.shape, value.is_floating_point(), value.is_complex())
+                for value in (tensor, like)
+            )
+            if kind != own_kind:
                 mismatched[name] = describe_tensor(tensor)
                 continue
             self.values[name], self.report.loaded[name] = tensor, TensorOrigin(number, was)

@@ -70,10 +70,13 @@ TENSORS = st.sampled_from(
         torch.tensor([1.0], dtype=torch.float64),
         torch.tensor([255], dtype=torch.uint8),
         torch.tensor([-1], dtype=torch.int32),
+        torch.tensor([complex(math.nan, -0.0), 1j]),
+        torch.tensor([[1 + 2j, 3j]], dtype=torch.complex128).t(),
+        torch.zeros(0, 3, dtype=torch.complex128),
     ]
 )
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | TENSORS
-DOLLARS = st.sampled_from(["$tensor", "$tuple", "$items", "$float", "$", "a.b"])
+DOLLARS = st.sampled_from(["$tensor", "$tuple", "$items", "$float", "$complex", "$", "a.b"])
 KEYS = st.none() | st.booleans() | st.integers(2, 9) | TEXT | DOLLARS
 STATES = st.recursive(
     LEAVES,
@@ -98,6 +101,13 @@ def test_the_comparison_of_these_tests_sees_differences() -> None:
         (torch.zeros(1), -torch.zeros(1)), (torch.zeros(1), torch.zeros(1, 1)), (torch.zeros(1), torch.zeros(1).int()),
     ]  # fmt: skip
     assert [same(one, other) for one, other in pairs] == [False] * len(pairs)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_lazy_conjugates_and_their_parts_are_saved_as_other_tensors(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([1 + 2j, -3j], dtype=dtype)
+    state = {"own": numbers, "conjugate": numbers.conj(), "part": numbers.conj().imag}
+    assert same(round_trip(state), {name: value.resolve_conj() for name, value in state.items()})
 
 
 def test_the_form_on_disk() -> None:
@@ -281,7 +291,10 @@ def test_the_state_of_a_gradient_scaler() -> None:
             torch.eye(2).to_sparse(),
             "a tensor of layout torch.sparse_coo cannot be saved; make it dense",
         ),
-        (torch.zeros(2, dtype=torch.complex64), "a tensor of type torch.complex64 cannot be saved"),
+        (
+            torch.zeros(2, dtype=torch.float8_e4m3fnuz),
+            "a tensor of type torch.float8_e4m3fnuz cannot be saved",
+        ),
         ({1.5: 0}, "builtins.dict cannot be saved"),
     ],
 )
@@ -365,7 +378,7 @@ def test_numbers_of_numpy_come_back_as_plain_ones() -> None:
 
 
 def test_check_refuses_what_encode_refuses_and_copies_nothing() -> None:
-    check_encodable({"a": [torch.zeros(2), (None, 1, "x")]})
-    for bad in (object(), torch.zeros(2, dtype=torch.complex64), torch.eye(2).to_sparse()):
+    check_encodable({"a": [torch.zeros(2), torch.ones(2, dtype=torch.cdouble), (None, 1, "x")]})
+    for bad in (object(), torch.zeros(2, dtype=torch.float8_e4m3fnuz), torch.eye(2).to_sparse()):
         with pytest.raises(TypeError, match=r"^a\.0: "):
             check_encodable({"a": [bad]})

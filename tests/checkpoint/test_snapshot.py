@@ -208,6 +208,8 @@ class TestHealth:
             ({"model.weight": torch.tensor([1.0, math.nan, 2.0])}, True),
             ({"model.weight": torch.tensor([[math.nan]], dtype=torch.bfloat16)}, True),
             ({"model.weight": torch.tensor([1.0, math.nan]).to(torch.float8_e4m3fn)}, True),
+            ({"model.weight": torch.tensor([1, complex(1, math.nan)])}, True),
+            ({"model.weight": torch.tensor([1, 2j])}, False),
             ({"model.weight": torch.tensor([1.0, math.inf, -math.inf])}, False),
             ({"other.weight": torch.tensor([math.nan])}, False),
             (

@@ -224,6 +224,11 @@ class TestShapes:
         message = reject(mlp(2), saved(tmp_path / "whole", half), "weights.shape_mismatch")
         assert re.search(r"layers\.1\.bias: \(5\) int8 .*\(5\) float32 ", message)
 
+    def test_integers_are_no_complex_weights(self, tmp_path: Path) -> None:
+        model = nn.ParameterDict({"a": torch.ones(2), "b": torch.ones(2, dtype=torch.cfloat)})
+        state = {"a": torch.zeros(2), "b": torch.ones(2, dtype=torch.int64)}
+        reject(model, saved(tmp_path / "whole", state), "weights.shape_mismatch")
+
 
 class TestBank:
     @pytest.mark.feature(

@@ -25,7 +25,7 @@ class FunctionMeter(Meter):
 
     Args:
         function: takes outputs and targets on the CPU, each a tensor `(samples, ...)` or a mapping
-            of such tensors, and returns a number, or several by name.
+            of such tensors, without its scalars, and returns a number, or several by name.
         params: its remaining parameters.
         better: whether larger or smaller values are better; None: the name of the metric says it.
     """
@@ -52,7 +52,12 @@ class FunctionMeter(Meter):
         for name, value in (("outputs", out.output), ("targets", out.target)):
             entries = {name: value}
             if isinstance(value, Mapping):
-                entries = {f"{name}{ENTRY}{key}": item for key, item in value.items()}
+                # Scalars, such as the losses of `from_model`, have no row for each sample.
+                entries = {
+                    f"{name}{ENTRY}{key}": item
+                    for key, item in value.items()
+                    if not isinstance(item, Tensor) or item.ndim
+                }
             for buffer, rows in entries.items():
                 if not isinstance(rows, Tensor):
                     raise ValueError(  # noqa: TRY004 - the user chose a metric that does not fit

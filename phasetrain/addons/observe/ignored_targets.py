@@ -129,7 +129,11 @@ def find_uncounted(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
 def _advise(part: nn.Module, ignored: int, *, is_alone: bool) -> str:
     """Return what to change."""
     if not is_alone:
-        return "set per_sample: true in this term, with the loss cross_entropy"
+        return (
+            "if every sample has targets that count, use cross_entropy with per_sample: true in "
+            "this term. It is another loss: the mean of the means of samples, to which a sample "
+            "without such targets adds 0"
+        )
     name = "" if isinstance(part, CrossEntropy) else "LOSS.name=cross_entropy and "
     return f"set {name}LOSS.ignore_index={ignored} to weight them by the targets that count"
 

@@ -4,6 +4,7 @@ import logging
 
 from torch import nn
 
+from phasetrain.addons.observe.changed_buffers import check_changed_buffers
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
 from phasetrain.addons.observe.replaced_methods import check_replaced_methods
@@ -21,7 +22,9 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
 
     These are losses that depend on how a batch or a test is computed or that broadcast outputs
     against targets, mirrored key points, statistics of held-out samples, schedules that nothing
-    applies, frozen weights with random values, and tests that change the training.
+    applies, frozen weights with random values, buffers that change although nothing should change
+    them or by parts of a batch, rules of parameter groups that miss subclasses, and tests that
+    change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -40,11 +43,13 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
         from phasetrain.addons.observe.frozen_initial_weights import check_frozen_initial_weights
 
         check_frozen_initial_weights(task.parts.model, task.parts.weights)
+    check_changed_buffers(run_spec, task)
     if not has_custom_parts(task):
         return
     from phasetrain.addons.observe.broadcast_loss import check_broadcast_loss
     from phasetrain.addons.observe.effects_of_tests import check_effects_of_tests
     from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
+    from phasetrain.addons.observe.missed_subclasses import check_missed_subclasses
     from phasetrain.addons.observe.own_backward import check_own_backward
     from phasetrain.addons.observe.unscheduled_steps import (
         check_unscheduled_steps,
@@ -54,6 +59,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     check_own_backward(run_spec, task)
     check_unscheduled_steps(run_spec, task)
     check_unused_advance(task)
+    check_missed_subclasses(run_spec, task)
     check_loss_in_parts(run_spec, task)
     check_coupled_tests(run_spec, task)
     check_broadcast_loss(run_spec, task)

@@ -112,7 +112,7 @@ class Ordered(Strategy):
         statistics = [
             buffer.clone() if counts else torch.zeros_like(buffer)
             for buffer in buffers
-            if buffer.is_floating_point()
+            if _has_mean(buffer)
         ]
         return [flat, flags.to(flat.device, non_blocking=True), *statistics]
 
@@ -135,12 +135,14 @@ class Ordered(Strategy):
         for parameter, count in zip(self._parameters, gradient_counts, strict=True):
             if count:
                 part = gradient[at : at + parameter.numel()].view(parameter.shape)
+                if not parameter.is_complex():  # complex ones make the flat gradient complex
+                    part = part.real
                 # empty_like keeps the memory format of the parameter (channels_last).
                 parameter.grad = torch.empty_like(parameter).copy_(part)
             at += parameter.numel()
         sums = iter(statistics)
         for buffer, first in zip(buffers, self._first_shard_buffers, strict=True):
-            if buffer.is_floating_point():
+            if _has_mean(buffer):
                 buffer.copy_(next(sums) / shards)
             else:  # counters have no mean: the first shard of the batch decides
                 if self.world.size > 1:
@@ -193,6 +195,10 @@ class ReductionTree:
         assert not unfinished, "the number of leaves is not a power of two"
         self._sums = []
         return total
+
+
+def _has_mean(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:

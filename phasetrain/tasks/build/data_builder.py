@@ -9,6 +9,7 @@ import numpy as np
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.config.registry import Registry, parameters
 from phasetrain.data import (
+    DATASETS,
     TRANSFORMS,
     CustomLoader,
     LoaderSettings,

@@ -162,10 +162,12 @@ def make_factory(
     def build_one(spec: OptimizerSpec, given: list[dict[str, Any]]) -> Optimizer:
         own: dict[str, Any] = {"lr": spec.lr, "params": given}
         if "fused" not in spec.params:
-            # Fused kernels take dense gradients only.
-            takes = not sparse & {
-                id(weight.parameter) for group in spec.groups for weight in group.weights
-            }
+            # Fused kernels take dense gradients of real numbers only.
+            takes = not any(
+                id(weight.parameter) in sparse or weight.parameter.is_complex()
+                for group in spec.groups
+                for weight in group.weights
+            )
             own["fused"] = takes and fusable(spec.name, spec.params, scaled=scaled)
         made = OPTIMIZERS.build(
             spec.name, spec.params, where=spec.where, facts={**facts, **own}, used=used

@@ -81,6 +81,38 @@ def test_parameters_and_direction_are_keys() -> None:
         make(scal=1.0)
 
 
+class WithLoss(nn.Module):
+    """Returns its loss and scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor, target: Tensor) -> dict[str, Tensor]:
+        scores = self.linear(inputs)
+        return {"loss": nn.functional.cross_entropy(scores, target), "scores": scores}
+
+
+def test_scalar_losses_in_the_output_are_left_out(tmp_path: Path) -> None:
+    def count_keys(output: dict[str, Tensor], target: Tensor) -> dict[str, float]:
+        return {f"{key}_rows": len(rows) for key, rows in output.items()}
+
+    result = phasetrain.fit(
+        WithLoss(),
+        train=DATA,
+        test=DATA,
+        loss="from_model",
+        metrics={"of": count_keys},
+        LOSS={"with_target": True},
+        epochs=1,
+        batch_size=10,
+        OPTIMIZER={"name": "sgd", "lr": 0.1},
+        RUN={"dir": str(tmp_path)},
+    )
+    kept = {name: value for name, value in result.last.items() if name.startswith("test/of")}
+    assert kept == {"test/of_scores_rows": 30.0}
+
+
 def weighted_error(output: Tensor, target: dict[str, Tensor]) -> float:
     """Needs two entries of the target."""
     return float(((output - target["value"]).abs() * target["weight"]).sum())

@@ -48,7 +48,7 @@ def list_warnings(folder: Path, loss: Any, train: torch.Tensor, test: torch.Tens
         ({"name": "cross_entropy"}, "set LOSS.ignore_index=-100"),
         (nn.CrossEntropyLoss(), "set LOSS.name=cross_entropy and LOSS.ignore_index=-100"),
         (cross_entropy, "set LOSS.name=cross_entropy and LOSS.ignore_index=-100"),
-        (SUM, "per_sample: true"),
+        (SUM, "per_sample: true in this term. It is another loss"),
     ],
 )
 def test_ignored_targets_are_reported_before_the_first_step(

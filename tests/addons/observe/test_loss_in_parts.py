@@ -92,10 +92,26 @@ class Whole(Contrast):
     coupled = True
 
 
+class InTraining(Whole):
+    """Compares samples in training, and takes other outputs in tests."""
+
+    def forward(self, output: Any, target: Tensor) -> Tensor:
+        return super().forward(output, target) if self.training else mse_loss(output["y"], target)
+
+
+class TwoForms(nn.Linear):
+    """Returns a tensor in training and a mapping in tests."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        output = super().forward(inputs)
+        return output if self.training else {"y": output}
+
+
 @pytest.mark.parametrize(
     ("loss", "size", "limit", "warnings"),
     [
         (Whole(), 32, None, 1),
+        (InTraining(), 32, None, 0),
         (Whole(), 64, None, 0),
         (Whole(), 32, 1, 0),
         (Declared(), 32, None, 0),
@@ -107,6 +123,7 @@ def test_coupled_loss_of_a_test_in_several_batches_is_reported(
     fit(
         tmp_path,
         loss,
+        **({"model": TwoForms(4, 4)} if isinstance(loss, InTraining) else {}),
         test=DATA,
         OPTIMIZER={"name": "sgd", "lr": 0.1},
         DATA={"TEST": {"batch_size": size}},

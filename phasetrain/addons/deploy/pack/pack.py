@@ -333,7 +333,7 @@ def _encode_weights(model: nn.Module) -> memoryview:
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
             raise ConfigError(
                 f"{name} is of type {tensor.dtype} and layout {tensor.layout}, and only dense "
-                "tensors of real numbers can be packed",
+                "tensors of the types of safetensors can be packed",
                 code="pack.unsupported",
             )
     return Snapshot().copy_tensors(list(tensors.items()))

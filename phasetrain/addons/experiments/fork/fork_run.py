@@ -237,8 +237,9 @@ def _find_ledger_end(content: bytes, updates: int) -> int:
 
 def _find_metrics_end(source: RunStorage, saved: Saved, promise: Mapping[str, Any]) -> int | None:
     """Return the bytes of metrics.jsonl that a checkpoint covers; None without that hook."""
-    # The tensors of the state are not needed, and are read with the files later.
-    tensors: dict[str, torch.Tensor] = defaultdict(lambda: torch.empty(0))
+    # The tensors of the state are not needed, and are read with the files later. Two entries, so
+    # that they can be a complex number.
+    tensors: dict[str, torch.Tensor] = defaultdict(lambda: torch.empty(2))
     state = assemble_state(source.read_part(saved, TREE), tensors)
     for label, section in promise["config"].get("HOOKS", {}).items():
         if (section or {}).get("name", label) == "metrics" and label in state["hooks"]:
