@@ -31,7 +31,10 @@ class Centered(nn.Module):
         self.net = nn.Linear(64, 10)
         self.unguarded = self.guarded = self.conditional = torch.zeros(10)
         self.first_phase = self.first_step = torch.zeros(10)
-        self.of_data = self.of_phase = self.of_epoch = self.drawn = 0.0
+        self.of_data: Any = 0
+        self.of_phase: Any = 0
+        self.of_epoch: Any = 0
+        self.drawn: Any = 0
         self.table: dict[str, Tensor] = {}
         self.register_buffer("saved", torch.zeros(10))
 
@@ -39,7 +42,8 @@ class Centered(nn.Module):
         center = self.unguarded + self.guarded + self.conditional + self.first_phase
         center = center + self.first_step + self.table.get("center", 0) + self.saved
         center = center + self.of_data + self.of_phase + self.of_epoch + self.drawn
-        return self.net(image.flatten(1)) - center
+        output: Tensor = self.net(image.flatten(1)) - center
+        return output
 
 
 def read_model(run: Any) -> Centered:
