@@ -222,3 +222,16 @@ def test_values_that_a_resume_sets_again_are_no_mistake(
 ) -> None:
     kill(tmp_path, *REHEARSED, hooks={"mine": Clean()}, steps=steps)
     assert train(tmp_path, *WORDS, hooks={"mine": Clean()}).digest == digest
+
+
+class OfPlan(Hook):
+    def on_start(self, run: Run) -> None:
+        read_model(run).of_data = 1 / run.plan.updates
+
+
+def test_value_may_follow_a_change_that_is_allowed(tmp_path: Path) -> None:
+    hooks = {"mine": OfPlan()}
+    train(tmp_path, *WORDS, "PHASES.epochs=1", hooks=hooks)
+    result = train(tmp_path, *WORDS, "RUN.allow=[PHASES]", hooks=hooks)
+    assert result.updates == 10
+    assert (tmp_path / "log.txt").read_text().count("HOOKS.mine: `on_start` sets `of_data` of") == 1
