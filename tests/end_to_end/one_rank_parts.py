@@ -22,7 +22,8 @@ class Centered(nn.Module):
         self.register_buffer("saved", torch.zeros(10))
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.net(image.flatten(1)) - self.center - self.saved
+        output: Tensor = self.net(image.flatten(1)) - self.center - self.saved
+        return output
 
 
 class OneRank(Hook):

@@ -6,6 +6,7 @@ the checkpoint has restored must not change in these events. With several ranks,
 rank 0 only must not change the weights.
 """
 
+import logging
 import os
 import random
 import time
@@ -40,8 +41,10 @@ from phasetrain.proof.held import Held, list_owners, list_values
 from phasetrain.runtime.format import join_first
 from phasetrain.tasks import Task
 
-LABEL = "start_values"
-"""Label of the hook, and key of its state in checkpoints."""
+log = logging.getLogger(__name__)
+
+LABEL = "+start_values"
+"""Label of the hook, and key of its state in checkpoints; no other hook has a label with a plus."""
 
 OPENING = ("start", "load", "phase_start")
 """Events that a resume calls again."""
@@ -291,11 +294,16 @@ class StartValues(Hook):
             self._known_phases = state["phases"]
 
     def _accept(self, found: dict[str, list[str]]) -> None:
-        if self._setup.config.RUN.exact:
+        if self._setup.config.RUN.allow:
+            # A value may depend on what has changed, such as the length of the run.
+            for line in (line for line, record in found.items() if record):
+                log.warning("%s", line)
+            found = {line: record for line, record in found.items() if not record}
+        if found and self._setup.config.RUN.exact:
             raise _make_error(found, NOT_EXACT)
         checkpoint = self._hooks.by_label["checkpoint"]
         assert isinstance(checkpoint, CheckpointHook), "the label is reserved"
-        if checkpoint.watch is not None:
+        if found and checkpoint.watch is not None:
             checkpoint.watch.accept(found, 0)
 
     def _find_differences(self, state: HeldState, phase: Phase) -> dict[str, list[str]]:

@@ -31,7 +31,10 @@ class Centered(nn.Module):
         self.net = nn.Linear(64, 10)
         self.unguarded = self.guarded = self.conditional = torch.zeros(10)
         self.first_phase = self.first_step = torch.zeros(10)
-        self.of_data = self.of_phase = self.of_epoch = self.drawn = 0.0
+        self.of_data: Any = 0
+        self.of_phase: Any = 0
+        self.of_epoch: Any = 0
+        self.drawn: Any = 0
         self.table: dict[str, Tensor] = {}
         self.register_buffer("saved", torch.zeros(10))
 
@@ -39,7 +42,8 @@ class Centered(nn.Module):
         center = self.unguarded + self.guarded + self.conditional + self.first_phase
         center = center + self.first_step + self.table.get("center", 0) + self.saved
         center = center + self.of_data + self.of_phase + self.of_epoch + self.drawn
-        return self.net(image.flatten(1)) - center
+        output: Tensor = self.net(image.flatten(1)) - center
+        return output
 
 
 def read_model(run: Any) -> Centered:
@@ -218,3 +222,16 @@ def test_values_that_a_resume_sets_again_are_no_mistake(
 ) -> None:
     kill(tmp_path, *REHEARSED, hooks={"mine": Clean()}, steps=steps)
     assert train(tmp_path, *WORDS, hooks={"mine": Clean()}).digest == digest
+
+
+class OfPlan(Hook):
+    def on_start(self, run: Run) -> None:
+        read_model(run).of_data = 1 / run.plan.updates
+
+
+def test_value_may_follow_a_change_that_is_allowed(tmp_path: Path) -> None:
+    hooks = {"mine": OfPlan()}
+    train(tmp_path, *WORDS, "PHASES.epochs=1", hooks=hooks)
+    result = train(tmp_path, *WORDS, "RUN.allow=[PHASES]", hooks=hooks)
+    assert result.updates == 10
+    assert (tmp_path / "log.txt").read_text().count("HOOKS.mine: `on_start` sets `of_data` of") == 1
