@@ -36,7 +36,7 @@ def register(addon: AddOn) -> None:
     addon.add_service("check_held_weights", f"{PACKAGE}.held_weights:check_held_weights")
     addon.add_service("format_result", f"{PACKAGE}.notebook:format_result")
     addon.add_service("show_in_notebook", f"{PACKAGE}.notebook:NotebookProgress")
-    addon.add_service("prepare_hooks", f"{PACKAGE}.hook_rehearsal:prepare_hooks")
+    addon.add_service("prepare_hooks", f"{PACKAGE}.before_first_step:prepare_hooks")
     addon.add_service("inspect_model", f"{PROFILING}.inspection:inspect")
     for name in ("list_longer_warnings", "warn_before_longer"):
         addon.add_service(name, f"{PACKAGE}.longer_runs:{name}")

@@ -24,19 +24,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
-from phasetrain.addons.observe.read_once import watch_read_once
-from phasetrain.addons.observe.replaced_methods import check_replaced_methods
-from phasetrain.addons.observe.silent_mistakes import warn_of_settings
 from phasetrain.addons.observe.start_values import (
     LABEL,
     OPENING,
     StartValues,
-    add_start_values,
     list_weights,
 )
-from phasetrain.addons.observe.unfinished_sources import check_unfinished_sources
-from phasetrain.addons.observe.worker_copies import follow_changes, warn_of_set_epoch
 from phasetrain.app.preflight.resume_proof import read_here
 from phasetrain.app.setup import Setup
 from phasetrain.engine.loop import PhaseEngine
@@ -99,34 +92,6 @@ class HookFailure(NamedTuple):
 
 class ForbiddenEffectError(PermissionError):
     """A hook would change something outside of the rehearsal."""
-
-
-def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, compare what they set with the attempt before, warn of rows that a resume
-    has lost, of weights of unfinished runs and of settings of the model, let workers follow the
-    changes that hooks make to datasets, and watch what samplers have read of them.
-
-    Args:
-        engine: the run, before its first step.
-        setup: its config.
-        is_rehearsed: the run is new, and has the loop of phasetrain.
-
-    Raises:
-        ConfigError: see `check_replaced_methods` and `rehearse_hooks`.
-    """
-    values = add_start_values(engine, setup)
-    check_replaced_methods(engine.task)
-    if is_rehearsed:
-        warn_of_settings(engine.task.parts.model)
-        warn_of_set_epoch(engine.task, engine.hooks.by_label)
-        rehearse_hooks(engine, setup, values)
-    warn_of_lost_rows(engine)
-    if engine.task.parts.weights is not None:
-        check_unfinished_sources(engine.task.parts.weights)
-    # After the rehearsal, whose copy reads without workers.
-    follow_changes(engine.task, engine.hooks.by_label)
-    configs = setup.stages or (setup.config,)
-    watch_read_once(engine.task, engine.hooks.by_label, [config.DATA for config in configs])
 
 
 def rehearse_hooks(

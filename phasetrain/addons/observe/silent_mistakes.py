@@ -7,7 +7,6 @@ from torch import nn
 from phasetrain.addons.observe.changed_buffers import check_changed_buffers
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
-from phasetrain.addons.observe.replaced_methods import check_replaced_methods
 from phasetrain.addons.observe.whole_facts import check_whole_facts
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss
@@ -35,7 +34,10 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     Raises:
         ConfigError: a forward pass leaves gradients, or a method replaces one by accident.
     """
-    check_replaced_methods(task)
+    if is_custom(type(task)):
+        from phasetrain.addons.observe.replaced_methods import check_replaced_methods
+
+        check_replaced_methods(task)
     check_ignored_targets(run_spec, task)
     check_mirrored_points(run_spec)
     check_whole_facts(run_spec.data, task.parts.facts)

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO
 
-from phasetrain.addons.observe.heartbeat import Heartbeat, write_heartbeat
 from phasetrain.engine.batch import StepOutput
 from phasetrain.engine.plan import Phase
 from phasetrain.hooks.base import HOOKS, Hook, Run
@@ -92,6 +91,9 @@ class Watchdog(Hook):
         run = self._run
         if run is None or not self._heartbeats:
             return
+        # Most runs have no supervisor.
+        from phasetrain.addons.observe.heartbeat import Heartbeat, write_heartbeat
+
         folder = ""
         if run.folder is not None:
             folder = run.folder.path
