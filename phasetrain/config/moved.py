@@ -173,8 +173,6 @@ NAMES = MappingProxyType(
             "SaveGroup": f"{SHARDING}.checkpoint",
         },
         "phasetrain.data.datasets": {
-            "Windows": f"{ADDONS}.sampling.windows",
-            "make_windows": f"{ADDONS}.sampling.windows",
             "ByteTokenizer": f"{TEXT}.blocks",
             "FileList": f"{ADDONS}.vision.file_list",
             "HuggingFace": f"{ADDONS}.libraries.huggingface",
@@ -189,12 +187,14 @@ NAMES = MappingProxyType(
             "TokenPairs": f"{ADDONS}.text.sequences",
             "TorchvisionSamples": f"{ADDONS}.libraries.torchvision",
             "WebDataset": f"{ADDONS}.libraries.webdataset",
+            "Windows": f"{ADDONS}.sampling.windows",
             "find_torchvision_dataset": f"{ADDONS}.libraries.torchvision",
             "load_alice": f"{TEXT}.blocks",
             "load_cmudict": f"{ADDONS}.text.sequences",
             "load_text": f"{TEXT}.blocks",
             "load_sklearn": f"{ADDONS}.libraries.scikit_learn",
             "load_ucr": f"{ADDONS}.text.sequences",
+            "make_windows": f"{ADDONS}.sampling.windows",
         },
         "phasetrain.data.transforms": {
             "MultiCrop": f"{ADDONS}.vision.multi_crop",

@@ -4,6 +4,12 @@ checkpoint contains.
 An add-on offers the classes as the services `read_held_state` and `watch_held_state`; the add-on
 `observe` does. Without one, a proof of a resume compares bits and names no attribute, and a run
 says that nothing looks for changes after its first steps.
+
+The class of a custom part may have:
+
+    recomputed             names of attributes that the part computes again after a resume, as in
+                           `recomputed = ("cache",)`: they need no place in a checkpoint, see
+                           docs/machine.md
 """
 
 import logging

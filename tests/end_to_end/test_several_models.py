@@ -101,7 +101,13 @@ def largest_difference(one: Path, other: Path) -> float:
     "`Task.separate_updaters`, `OPTIMIZER.others.LABEL.clip_norm`",
 )
 @pytest.mark.by_default("gan", "surgery")
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.addon("vision")] if name == "surgery" else [])
+        for name in EXAMPLES
+    ],
+)
 def test_killed_run_resumes_exactly_with_autocast_and_accumulation(place: Path, name: str) -> None:
     words = (*EXAMPLES[name], *HALF)
     whole = train(place, "whole", *words)
@@ -183,9 +189,9 @@ class TestSeveralRanks:
     @pytest.mark.parametrize(
         ("name", "size"),
         [
-            pytest.param("surgery", 3),
+            pytest.param("surgery", 3, marks=pytest.mark.addon("vision")),
             pytest.param("heads", 3, marks=pytest.mark.slow),
-            pytest.param("surgery", 2, marks=pytest.mark.slow),
+            pytest.param("surgery", 2, marks=[pytest.mark.addon("vision"), pytest.mark.slow]),
         ],
     )
     def test_ranks_train_as_one(

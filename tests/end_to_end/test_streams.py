@@ -41,6 +41,7 @@ def test_killed_run_resumes_exactly_with_other_workers(kind: str) -> None:
     assert_exact_resume(words(kind), workers=(0, 1))
 
 
+@pytest.mark.addon("observe")  # it reads a batch for the plan
 @pytest.mark.feature("data.saved_position")
 def test_only_a_saved_position_is_reached_without_the_samples_before(tmp_path: Path) -> None:
     read = {}

@@ -1,11 +1,4 @@
-"""Finds values that change while a run trains and that no checkpoint contains.
-
-The class of a custom part may have:
-
-    recomputed             names of attributes that the part computes again after a resume, as in
-                           `recomputed = ("cache",)`: they need no place in a checkpoint, see
-                           docs/machine.md
-"""
+"""Finds values that change while a run trains and that no checkpoint contains."""
 
 import ast
 import linecache

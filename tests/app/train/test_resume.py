@@ -285,6 +285,7 @@ class TestAdjustable:
             rate, rel=1e-5
         )
 
+    @pytest.mark.addon("observe")
     def test_schedule_that_has_run_out_is_reported_and_can_be_stretched_later(
         self, tmp_path: Path
     ) -> None:
@@ -296,6 +297,7 @@ class TestAdjustable:
         assert "PHASES.extend = " not in again
         assert "completed after 40 updates" in again
 
+    @pytest.mark.addon("observe")
     def test_refused_longer_training_says_how_low_the_learning_rate_would_be(
         self, tmp_path: Path
     ) -> None:
@@ -367,6 +369,7 @@ class AnnealedLoss(nn.CrossEntropyLoss):
         super().__init__()
 
 
+@pytest.mark.addon("observe")
 @pytest.mark.parametrize(
     ("words", "line"),
     [

@@ -141,6 +141,7 @@ class TestOrder:
         assert first_batch(*words).ids.tolist() == [*range(50, 100), *range(50)]
         assert refused(*words, "DATA.TRAIN.subset.samples=70").startswith("DATA.TRAIN.")
 
+    @SAMPLING
     def test_mixture_follows_its_proportions(self) -> None:
         ids = first_batch(*MIXED, "DATA.TRAIN.batch_size=100").ids
         assert int((ids >= 1442).sum()) == 75
