@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -434,7 +435,7 @@ class _Auditor:
                 f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
             )
         points = _points(first)
-        if start in points:
+        if start in points and not _overlaps_updates(points):
             notes.append(describe_worst_kill(first.ranks, points))
         optimizers = len({update.optimizer for update in trace.updates})
         if optimizers > 1:
@@ -546,6 +547,12 @@ def _points(run: Finished) -> list[int]:
     after = {save.after for save in run.saves} | {after for after, _ in run.files}
     count = min(len(trace.updates) for trace in run.ranks.values())
     return sorted(point for point in after if 0 < point < count - 1)
+
+
+def _overlaps_updates(points: Sequence[int]) -> bool:
+    """Return whether a checkpoint may be written during updates, so that the end of a file does not
+    tell which update a kill goes back to."""
+    return any(after - before == 1 for before, after in pairwise(points))
 
 
 def _found_first(first: Trace, second: Trace) -> bool:

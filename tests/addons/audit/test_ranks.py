@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from phasetrain.addons.audit.auditor import _require_equal_ranks, _require_updates, audit
+from phasetrain.addons.audit.auditor import (
+    _overlaps_updates,
+    _require_equal_ranks,
+    _require_updates,
+    audit,
+)
 from phasetrain.addons.audit.remedies import find_remedy
 from phasetrain.addons.audit.runs import CannotAuditError, Finished
 from phasetrain.addons.audit.trace import Save, Trace, Update
@@ -61,6 +66,15 @@ def test_checkpoints_of_all_ranks_count() -> None:
     run = Finished(0, [first, second], "", Path())
     assert [save.after for save in run.saves] == [4, 6]
     assert [path for _, path in run.files] == ["/run/2/0.pt", "/run/4/1.pt", "/run/4/0.pt"]
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"), [([], False), ([5, 10], False), ([5, 6, 10, 11], True)]
+)
+def test_a_checkpoint_that_is_written_during_updates_is_seen(
+    points: list[int], expected: bool
+) -> None:
+    assert _overlaps_updates(points) == expected
 
 
 @pytest.mark.slow
