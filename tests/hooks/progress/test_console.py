@@ -46,6 +46,7 @@ def test_line_says_that_a_stage_begins(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.addon("observe")  # or else a line says that it is missing
 def test_plain_lines_and_those_of_the_log(tmp_path: Path) -> None:
     lines = masked(run_and_capture(tmp_path))
     first = next(at for at, line in enumerate(lines) if line.startswith("epoch"))
