@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,15 @@ from phasetrain.config.registry import Factory, parameters
 from phasetrain.engine.batch import StepOutput
 from phasetrain.meters.base import Better, Meter
 
+WHOLE = ("outputs", "targets")
+"""Names of the buffers of outputs and targets that are tensors."""
+
 ENTRY = "/"
 """Separator in the names of buffers: `outputs` or `targets` before it, the key of a mapping after
 it."""
+
+ITEM = "#"
+"""The same for lists and tuples, with an index after it."""
 
 
 class FunctionMeter(Meter):
@@ -24,8 +30,8 @@ class FunctionMeter(Meter):
     order differs from the order in a single process.
 
     Args:
-        function: takes outputs and targets on the CPU, each a tensor `(samples, ...)` or a mapping
-            of such tensors, without its scalars, and returns a number, or several by name.
+        function: takes outputs and targets on the CPU, each a tensor `(samples, ...)`, or a list or
+            mapping of such tensors, without its scalars, and returns a number, or several by name.
         params: its remaining parameters.
         better: whether larger or smaller values are better; None: the name of the metric says it.
     """
@@ -40,30 +46,36 @@ class FunctionMeter(Meter):
         self._function = function
         self._params = dict(params)
         self._better = better
-        self.add_rows("outputs")
-        self.add_rows("targets")
+        for name in WHOLE:
+            self.add_rows(name)
 
     def update(self, out: StepOutput) -> None:
         """Append the outputs and targets of one step.
 
         Raises:
-            ValueError: they are neither tensors nor mappings of tensors.
+            ValueError: they are neither tensors nor lists or mappings of tensors.
         """
         for name, value in (("outputs", out.output), ("targets", out.target)):
             entries = {name: value}
+            parts: Iterable[tuple[Any, Any]] = ()
             if isinstance(value, Mapping):
+                parts, separator = value.items(), ENTRY
+            elif isinstance(value, list | tuple):
+                parts, separator = enumerate(value), ITEM
+            if parts:
                 # Scalars, such as the losses of `from_model`, have no row for each sample.
                 entries = {
-                    f"{name}{ENTRY}{key}": item
-                    for key, item in value.items()
+                    f"{name}{separator}{key}": item
+                    for key, item in parts
                     if not isinstance(item, Tensor) or item.ndim
                 }
             for buffer, rows in entries.items():
                 if not isinstance(rows, Tensor):
                     raise ValueError(  # noqa: TRY004 - the user chose a metric that does not fit
-                        f"the metric takes tensors and mappings of tensors, and the "
-                        f"{buffer.replace(ENTRY, ' ')} are {type(rows).__name__}; select a tensor "
-                        f"with the key `{name.removesuffix('s')}` of the metric"
+                        "the metric takes tensors, and lists and mappings of them, and the "
+                        f"{buffer.replace(ENTRY, ' ').replace(ITEM, ' ')} are "
+                        f"{type(rows).__name__}; select a tensor with the key "
+                        f"`{name.removesuffix('s')}` of the metric"
                     )
                 self._append(buffer, rows, out.mask)
 
@@ -77,22 +89,25 @@ class FunctionMeter(Meter):
         self.append_rows(name, rows, mask)
 
     def _ensure_buffer(self, name: str, device: torch.device) -> None:
-        """Register the buffer of an entry of a mapping if it is new. The keys are unknown until the
-        first step or the loading of a checkpoint."""
+        """Register the buffer of an entry if it is new. They are unknown until the first step or the
+        loading of a checkpoint."""
         if name not in self._buffers:
             self.add_rows(name)
             self._buffers[name] = self.get_buffer(name).to(device)
 
     def _join_entries(self, name: str) -> Any:
-        """Return the rows of the outputs or targets as a tensor or a mapping, as the model or the
-        data gave them."""
-        prefix = f"{name}{ENTRY}"
+        """Return the rows of the outputs or targets as a tensor, a list or a mapping, as the model
+        or the data gave them."""
         entries = {
-            key.removeprefix(prefix): rows.cpu()
+            key: rows.cpu()
             for key, rows in self.named_buffers()
-            if key.startswith(prefix)
+            if key.startswith((f"{name}{ENTRY}", f"{name}{ITEM}"))
         }
-        return entries or self.get_buffer(name).cpu()
+        if not entries:
+            return self.get_buffer(name).cpu()
+        if f"{name}{ITEM}" in next(iter(entries)):
+            return list(entries.values())
+        return {key.removeprefix(f"{name}{ENTRY}"): rows for key, rows in entries.items()}
 
     def compute(self) -> float | dict[str, float]:
         """Return the value of the function, or several by name."""
@@ -114,17 +129,21 @@ class FunctionMeter(Meter):
         super().load_buffers(values)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        saved = {key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)}
-        held = set(self._buffers)
-        for name in saved - held:
-            if name.startswith((f"outputs{ENTRY}", f"targets{ENTRY}")):
+        saved = [key.removeprefix(prefix) for key in state_dict if key.startswith(prefix)]
+        # In the order of the state: the function gets the keys in the order of the buffers.
+        for name in saved:
+            if _is_entry(name):
                 self._ensure_buffer(name, self.outputs.device)
         # Of a state before the first step, which is loaded after it.
-        for name in held - saved:
-            if ENTRY in name:
+        for name in list(self._buffers):
+            if _is_entry(name) and name not in saved:
                 self._rows.remove(name)
                 del self._buffers[name]
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def _is_entry(name: str) -> bool:
+    return name.startswith(tuple(f"{whole}{mark}" for whole in WHOLE for mark in (ENTRY, ITEM)))
 
 
 def adapt_metric_function(factory: Factory[Any]) -> Factory[Any]:

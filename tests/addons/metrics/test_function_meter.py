@@ -135,10 +135,27 @@ def test_function_gets_mappings_with_all_samples() -> None:
     assert meter.compute() == 0.0
 
 
-@pytest.mark.parametrize("output", [[torch.zeros(1, 2)], {"a": {"b": torch.zeros(1)}}])
+def measure_exits(output: list[Tensor], target: Tensor) -> dict[str, float]:
+    """Needs all entries of a list."""
+    return {f"exit{n}": float((rows - target).abs().sum()) for n, rows in enumerate(output)}
+
+
+def test_function_gets_lists_with_all_samples() -> None:
+    meter, copied = (
+        METERS.build(f"{__name__}.measure_exits", {}, where="METERS.exits") for _ in range(2)
+    )
+    for target in (1.0, 2.0):
+        rows = [torch.tensor([3.0]), torch.tensor([5.0])]
+        meter.update(StepOutput(torch.tensor(0.0), 1, 1, rows, torch.tensor([target]), None))
+    assert meter.compute() == {"exit0": 3.0, "exit1": 7.0}
+    copied.load_state_dict(meter.state_dict())
+    assert copied.compute() == {"exit0": 3.0, "exit1": 7.0}
+
+
+@pytest.mark.parametrize("output", [["a"], [[torch.zeros(1)]], {"a": {"b": torch.zeros(1)}}])
 def test_output_without_tensors_is_rejected(output: Any) -> None:
     step = StepOutput(torch.tensor(0.0), 1, 1, output, torch.tensor([0]), None)
-    with pytest.raises(ValueError, match=r"outputs.* are (list|dict).*key `output`"):
+    with pytest.raises(ValueError, match=r"outputs.* are (list|dict|str).*key `output`"):
         make().update(step)
 
 
@@ -159,7 +176,8 @@ class Named(nn.Linear):
         super().__init__(4, 1)
 
     def forward(self, inputs: Tensor) -> Any:
-        return {"mean": super().forward(inputs)[:, 0]}
+        mean = super().forward(inputs)[:, 0]
+        return {"mean": mean, "double": 2 * mean, "a": mean + 1}
 
 
 def named_loss(output: Mapping[str, Tensor], target: Any) -> Tensor:
@@ -169,7 +187,8 @@ def named_loss(output: Mapping[str, Tensor], target: Any) -> Tensor:
 
 
 def named_error(output: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> float:
-    return weighted_error(output["mean"], dict(target))
+    first, *_ = output.values()
+    return weighted_error(first, dict(target))
 
 
 def make_data() -> TensorDataset:
@@ -213,6 +232,17 @@ def test_resume_in_a_test_is_exact(tmp_path: Path, parts: dict[str, str]) -> Non
     path = tmp_path / "config.yaml"
     path.write_text(content)
     assert_exact_resume([str(path)], steps=[4], workers=None)  # within the test
+
+
+def test_restored_mappings_keep_the_order_of_their_keys() -> None:
+    meter, fresh = (
+        METERS.build(f"{__name__}.named_error", {}, where="METERS.error") for _ in range(2)
+    )
+    rows = {name: torch.tensor([1.0]) for name in "hbgcfdea"}
+    meter.update(StepOutput(torch.tensor(0.0), 1, 1, rows, rows, None))
+    fresh.load_state_dict(meter.state_dict())
+    expected = ["outputs", "targets", *(f"outputs/{name}" for name in "hbgcfdea")]
+    assert list(fresh.state_dict())[:10] == expected
 
 
 def test_state_of_mappings_replaces_any_other() -> None:
