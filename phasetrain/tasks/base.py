@@ -12,6 +12,7 @@ from phasetrain.engine.position import Position
 from phasetrain.losses import WeightedSum
 from phasetrain.meters.base import meters_of
 from phasetrain.meters.loss import MeanLoss
+from phasetrain.runtime.machine import reseed_all
 from phasetrain.tasks.inference import Predictor
 from phasetrain.tasks.metering import compute_metrics
 from phasetrain.tasks.module_flags import ModuleFlags
@@ -158,6 +159,9 @@ class Task(StepRunner, TaskState, Predictor):
             updater.resolve()
         metrics: dict[str, float] = {}
         if self._measured:
+            # A metric may draw, as a bootstrap does, and the run may have resumed after the last
+            # step.
+            reseed_all(self._stream(phase.split, 0))
             metrics = compute_metrics(self._measured, self._world)
         if self.parts.train_meters or not phase.is_train:
             # A meter may have the name of a logged number, or measure it under another name.

@@ -89,8 +89,8 @@ class FunctionMeter(Meter):
         self.append_rows(name, rows, mask)
 
     def _ensure_buffer(self, name: str, device: torch.device) -> None:
-        """Register the buffer of an entry if it is new. They are unknown until the first step or the
-        loading of a checkpoint."""
+        """Register the buffer of an entry if it is new. The entries are unknown until the first
+        step or the loading of a checkpoint."""
         if name not in self._buffers:
             self.add_rows(name)
             self._buffers[name] = self.get_buffer(name).to(device)

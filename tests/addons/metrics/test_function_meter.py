@@ -1,9 +1,11 @@
 """A function of outputs and targets is a metric of the whole phase."""
 
+import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from linear_fits import fit_linear
@@ -191,6 +193,12 @@ def named_error(output: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> f
     return weighted_error(first, dict(target))
 
 
+def count_random_pairs(output: Tensor, target: Tensor) -> float:
+    """Draws from all three generators, as a bootstrap does."""
+    drawn = torch.rand(()) + random.random() + np.random.random_sample()
+    return float((output.argmax(1) == target).sum()) + float(drawn)
+
+
 def make_data() -> TensorDataset:
     return DATA
 
@@ -217,13 +225,19 @@ PHASES: {{epochs: 2}}
             "FUNCTION": "count_pairs",
         },
         {
+            "DATASET": "make_data",
+            "MODEL_NAME": "torch.nn.Linear, in_features: 4, out_features: 2",
+            "LOSS_NAME": "cross_entropy",
+            "FUNCTION": "count_random_pairs",
+        },
+        {
             "DATASET": "Weighted",
             "MODEL_NAME": f"{__name__}.Named",
             "LOSS_NAME": f"{__name__}.named_loss",
             "FUNCTION": "named_error",
         },
     ],
-    ids=["tensors", "mappings"],
+    ids=["tensors", "random numbers", "mappings"],
 )
 def test_resume_in_a_test_is_exact(tmp_path: Path, parts: dict[str, str]) -> None:
     content = CONFIG
@@ -231,7 +245,7 @@ def test_resume_in_a_test_is_exact(tmp_path: Path, parts: dict[str, str]) -> Non
         content = content.replace(name, part)
     path = tmp_path / "config.yaml"
     path.write_text(content)
-    assert_exact_resume([str(path)], steps=[4], workers=None)  # within the test
+    assert_exact_resume([str(path)], steps=[4, 5], workers=None)  # within the test, and at its end
 
 
 def test_restored_mappings_keep_the_order_of_their_keys() -> None:
