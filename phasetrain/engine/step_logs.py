@@ -15,7 +15,7 @@ Collected = dict[str, list[Any]]
 collected: ContextVar[Collected | None] = ContextVar("logged numbers", default=None)
 """What the pass or step under way has logged; None outside of steps."""
 
-on_dropped: ContextVar[Callable[[], None] | None] = ContextVar("dropped numbers", default=None)
+on_dropped: ContextVar[Callable[[], None]] = ContextVar("dropped numbers", default=lambda: None)
 """Called outside of steps, where nothing takes what is logged; the add-on `observe` sets it."""
 
 
@@ -37,8 +37,7 @@ def log(name: str | Mapping[str, float | Tensor], value: float | Tensor | None =
     """
     values = collected.get()
     if values is None:
-        if warn := on_dropped.get():
-            warn()
+        on_dropped.get()()
         return
     if isinstance(name, Mapping):
         for key, number in name.items():

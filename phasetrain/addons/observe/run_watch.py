@@ -62,7 +62,7 @@ class RunWatch(StateWatch):
 
     def _check_monitors(self, run: Run, phase: Phase) -> None:
         hooks = run.hooks.by_label.values()
-        measured = [hook.metrics for hook in hooks if isinstance(hook, LatestMetrics)]
+        measured = read_latest(run)
         monitors = {
             value.key: value
             for hook in hooks
@@ -71,8 +71,8 @@ class RunWatch(StateWatch):
         }
         for key, monitor in monitors.items():
             objective = monitor.objective
-            is_known = any(objective.metric in metrics for metrics in measured)
-            if objective.split != phase.split or is_known or key in self._unmeasured:
+            is_missing = objective.split == phase.split and objective.metric not in measured
+            if not is_missing or key in self._unmeasured:
                 continue
             self._unmeasured |= {key}
             cause = "its meter has seen no samples"
@@ -153,6 +153,13 @@ class ModeWatch:
             "train()" if is_training else "eval()",
             self._run.state.updates,
         )
+
+
+def read_latest(run: Run) -> dict[str, float]:
+    """Return the latest value of each metric of this attempt, by `split/name`."""
+    hooks = run.hooks.by_label.values()
+    measured = [hook.metrics for hook in hooks if isinstance(hook, LatestMetrics)]
+    return {name: value for metrics in measured for name, value in metrics.items()}
 
 
 def has_custom_code(run: Run) -> bool:
