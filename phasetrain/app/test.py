@@ -8,6 +8,7 @@ from dataclasses import replace
 from phasetrain.app.result import RunResult
 from phasetrain.app.select_checkpoint import NONE, build_task, choose_checkpoint, find_phase
 from phasetrain.app.setup import Setup
+from phasetrain.config.addons import find_service
 from phasetrain.data.loading.seed_check import read_first_targets
 from phasetrain.engine.loop import PhaseEngine
 from phasetrain.engine.plan import (
@@ -95,6 +96,8 @@ def evaluate(setup: Setup, hooks: Mapping[str, Hook] | None = None) -> RunResult
     engine = PhaseEngine(task, plan, state, called, world=setup.world)
     with setup.machine.apply_settings():
         engine.run()
+    if report := find_service("report_unmeasured"):
+        report(engine)
     rows = [(name, f"{value:.4f}") for name, value in latest.metrics.items()]
     setup.terminal.print_table(title, ("metric", "value"), rows)
     file = folder.file(f"test-{path.rstrip('/').rpartition('/')[2]}.json")

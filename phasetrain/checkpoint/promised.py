@@ -39,17 +39,19 @@ def find_checkpoints(reader: CheckpointReader, checkpoint: str) -> list[Saved]:
     matches = [
         saved for saved in newest_first if checkpoint in (saved.name, saved.manifest.facts.name)
     ]
+    missing = "such checkpoint"
     if checkpoint == "latest":
         # Stable: of the healthy ones, which come first, the newest is still in front.
         matches = sorted(newest_first, key=lambda saved: not saved.manifest.facts.healthy)
     elif checkpoint == "best":
         monitor = _read_monitor(reader, newest_first)
+        missing = f"checkpoint in which {monitor} was measured"
         matches = Retention(monitor=monitor).rank_by_monitor(newest_first[::-1])
     if not matches:
         listed = ", ".join(saved.name for saved in newest_first[::-1]) or "none"
         raise ConfigError(
-            f"checkpoint = {checkpoint!r}: {reader.root!r} has no such checkpoint; it has "
-            f"{listed}; expected one of them, latest or best",
+            f"checkpoint = {checkpoint!r}: {reader.root!r} has no {missing}; it has "
+            f"{listed}; expected one of them, or latest",
             code="checkpoint.not_found",
         )
     return matches

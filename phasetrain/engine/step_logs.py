@@ -1,6 +1,6 @@
 """Numbers that code within a step logs by `phasetrain.log`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,6 +14,9 @@ Collected = dict[str, list[Any]]
 
 collected: ContextVar[Collected | None] = ContextVar("logged numbers", default=None)
 """What the pass or step under way has logged; None outside of steps."""
+
+on_dropped: ContextVar[Callable[[], None]] = ContextVar("dropped numbers", default=lambda: None)
+"""Called outside of steps, where nothing takes what is logged; the add-on `observe` sets it."""
 
 
 def log(name: str | Mapping[str, float | Tensor], value: float | Tensor | None = None) -> None:
@@ -34,6 +37,7 @@ def log(name: str | Mapping[str, float | Tensor], value: float | Tensor | None =
     """
     values = collected.get()
     if values is None:
+        on_dropped.get()()
         return
     if isinstance(name, Mapping):
         for key, number in name.items():

@@ -41,8 +41,9 @@ def register(addon: AddOn) -> None:
     for name in ("list_longer_warnings", "warn_before_longer"):
         addon.add_service(name, f"{PACKAGE}.longer_runs:{name}")
     addon.add_service("list_unused", f"{PACKAGE}.plan_warnings:list_unused")
+    addon.add_service("report_unmeasured", f"{PACKAGE}.unmeasured:report_unmeasured")
     addon.add_service("read_held_state", f"{PACKAGE}.state_watch:HeldState")
-    addon.add_service("watch_held_state", f"{PACKAGE}.state_watch:StateWatch")
+    addon.add_service("watch_held_state", f"{PACKAGE}.run_watch:RunWatch")
     addon.add_service(
         "warn_of_silent_mistakes", f"{PACKAGE}.silent_mistakes:warn_of_silent_mistakes"
     )

@@ -12,7 +12,8 @@ from phasetrain.tasks import Task
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
     """Rehearse the hooks, compare what they set with the attempt before, warn of rows that a resume
     has lost, of weights of unfinished runs and of settings of the model, let workers follow the
-    changes that hooks make to datasets, and watch what samplers have read of them.
+    changes that hooks make to datasets, watch what samplers have read of them, and let numbers that
+    hooks log in vain raise a warning.
 
     Args:
         engine: the run, before its first step.
@@ -40,6 +41,7 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         and not find_holders(hooks.items())
     ):
         return
+    from phasetrain.addons.observe.dropped_logs import warn_of_dropped_logs
     from phasetrain.addons.observe.hook_rehearsal import rehearse_hooks
     from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
     from phasetrain.addons.observe.read_once import watch_read_once
@@ -55,3 +57,4 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
     follow_changes(task, hooks)
     configs = setup.stages or (setup.config,)
     watch_read_once(task, hooks, [config.DATA for config in configs])
+    warn_of_dropped_logs()

@@ -143,9 +143,12 @@ def _compare_modes(
 
 
 def _find_deviation(cuts: Sequence[_Cut]) -> _Cut | None:
-    """Return the first comparison whose values differ by more than rounding."""
+    """Return the first comparison whose values differ by more than rounding; what is NaN is left
+    to the checks of numbers that are not finite."""
     for cut in cuts:
-        if not math.isclose(cut.whole, cut.parts, rel_tol=TOLERANCE, abs_tol=1e-6):
+        if not math.isnan(cut.whole) and not math.isclose(
+            cut.whole, cut.parts, rel_tol=TOLERANCE, abs_tol=1e-6
+        ):
             return cut
     return None
 
@@ -413,7 +416,7 @@ def compare_means(
         for begin, end in ((0, first), (first, samples))
     ]
     whole, again = float(loss(output, target)), float(loss(output, target))
-    if samples < 2 or whole != again:
+    if samples < 2 or (whole != again and not (math.isnan(whole) and math.isnan(again))):
         return None
     weight_sum = value_sum = 0.0
     for rows, part in parts:

@@ -74,7 +74,7 @@ class HeldState:
             holder for _, holder in self.holders if not isinstance(holder, dict | list | nn.Module)
         ]
         saved = Saved(modules, self._list_parts() + holders)
-        others = [("task", self._task), *_list_modules(self._task)]
+        others = [("task", self._task), *list_named_modules(self._task)]
         trusted = [other for other in others if not is_custom(type(other[1]))]
         held = read_held([*self.holders, *trusted], self.modules, saved, is_whole=is_whole)
         for path, owner in others:
@@ -183,7 +183,7 @@ class HeldState:
     def _list_states(self) -> list[Any]:
         """Return all that custom parts return for checkpoints."""
         parts = [part for part in self._list_parts() if is_custom(type(part))]
-        modules = [module for _, module in _list_modules(self._task)]
+        modules = [module for _, module in list_named_modules(self._task)]
         default = nn.Module.get_extra_state
         states = [part.state_dict() for part in parts if not isinstance(part, nn.Module)]
         extra = [one.get_extra_state() for one in modules if type(one).get_extra_state != default]
@@ -458,7 +458,8 @@ def list_uses(held: Held) -> list[str]:
     return [f".{name}" if is_attribute else name]
 
 
-def _list_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
+def list_named_modules(task: Task) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules of the parts of a task, with their paths, such as `model.head`."""
     for name, part in task.stateful().items():
         if isinstance(part, nn.Module):
             for path, module in part.named_modules():

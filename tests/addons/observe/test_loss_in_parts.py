@@ -14,6 +14,7 @@ import phasetrain
 from phasetrain.addons.observe.loss_in_parts import compare_means
 from phasetrain.addons.observe.sample_rows import NoRowsError, take_rows
 from phasetrain.engine.batch import Batch
+from phasetrain.errors import NumericsError
 from phasetrain.tasks.supervised import Supervised
 
 INPUTS = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -226,6 +227,21 @@ def test_other_losses_are_accepted(loss: Any, tmp_path: Path) -> None:
 def test_whole_batches_are_accepted(tmp_path: Path) -> None:
     fit(tmp_path, Contrast(), OPTIMIZER={"name": "sgd", "lr": 0.1})
     assert list_warnings(tmp_path) == []
+
+
+class Undefined(Rows):
+    """Is NaN for any batch."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return super().forward(output, target) * torch.nan
+
+
+def test_loss_that_is_not_a_number_is_left_to_the_check_of_the_step(tmp_path: Path) -> None:
+    with pytest.raises(NumericsError):
+        fit(tmp_path, Undefined())
+    log = (tmp_path / "log.txt").read_text()
+    assert "over parts of a batch" not in log
+    assert " on average over " not in log
 
 
 class OnlyInTests(Rows):

@@ -369,6 +369,14 @@ class TestErrors:
         with raises(ConfigError, code="config.no_monitor"):
             read_checkpoint_config(str(tmp_path), "best")
 
+    def test_best_before_a_test_has_measured_the_monitor(self, tmp_path: Path) -> None:
+        hooks = {"save": SaveEachStep(), "kill": KillAfter(2)}
+        run_until_killed(tmp_path, "CHECKPOINT.best.monitor=test/accuracy", hooks=hooks)
+        with raises(ConfigError, code="checkpoint.not_found") as caught:
+            read_checkpoint_config(str(tmp_path), "best")
+        assert "test/accuracy" in str(caught.value)
+        assert "best" not in str(caught.value).rpartition("expected")[2]
+
     def test_another_folder_or_experiment(self, copy: Path) -> None:
         with raises(ConfigError, code="cli.conflict"):
             use_folder(str(copy), "train", ["RUN.dir=elsewhere"], trust=False)
