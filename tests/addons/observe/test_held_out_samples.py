@@ -72,6 +72,7 @@ class Chosen(Whole):
 
     def on_start(self, run: Run) -> None:
         chosen = run.task.parts.samples_of("valid").chosen
+        assert chosen is not None
         data = run.task.parts.dataset_of("valid")
         self.seen = [float(data[int(number)][0]) for number in chosen]
 
