@@ -15,7 +15,7 @@ The class of a custom part may have:
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Literal, Protocol
+from typing import Protocol
 
 from phasetrain.config.addons import find_service
 from phasetrain.engine.plan import Phase
@@ -56,8 +56,9 @@ class HeldState(Protocol):
         """Return a sentence for each value that a resume would lose, with its record."""
         ...
 
-    def review(self, record: Sequence[str]) -> Literal["", "declared", "saved"]:
-        """Return why a value no longer counts as lost; empty if it is still lost."""
+    def review(self, record: Sequence[str]) -> str:
+        """Return why a value no longer counts as lost: `saved`, or what its class declares; empty
+        if it is still lost."""
         ...
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from phasetrain.config.attrdict import AttrDict
 from phasetrain.data import PhaseLoader
 from phasetrain.data.batch_transforms import PairPipeline
+from phasetrain.data.samplers.source import SampleView
 from phasetrain.distributed import Strategy, World
 from phasetrain.engine.batch import Batch, StepOutput, entry
 from phasetrain.engine.plan import Phase
@@ -122,9 +123,15 @@ class Parts:
         return {MAIN_UPDATER: self.updater, **self.other_updaters}
 
     def dataset_of(self, split: str) -> Any:
-        """Return the dataset of a split, such as `train`, which hooks and tasks may change between
-        phases."""
+        """Return the whole dataset of a split, such as `train`, which hooks and tasks may change
+        between phases."""
         return self.loaders[split].reader.dataset
+
+    def samples_of(self, split: str) -> SampleView:
+        """Return the samples of a split that are in use, without those that its `subset` holds
+        out, one by one and before transforms; `chosen` has their indices in the dataset."""
+        reader = self.loaders[split].reader
+        return SampleView(reader.dataset, getattr(reader, "chosen", None))
 
     def tested(self, phase: Phase) -> nn.Module:
         """Return the model that a test phase tests: the trained one, or an average of it."""

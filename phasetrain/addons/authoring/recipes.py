@@ -154,7 +154,15 @@ RECIPES: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
                 "Statistics that the model keeps itself",
                 "vq vqvae vq-vae codebook ema buffer straight through perplexity of codes",
             ),
+            (
+                "Freeze statistics after some updates",
+                "quantization aware training qat fake quantization observers batch norm eval",
+            ),
             ("Draw noise in the forward pass", "diffusion ddpm vae denoising random"),
+            (
+                "Generate samples in a test",
+                "metric of generated samples ema flow matching diffusion sampling",
+            ),
             (
                 "Perturb inputs by their gradients",
                 "adversarial attack pgd fgsm virtual gradient penalty input",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import replace
 from types import FunctionType, ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -160,19 +160,19 @@ class HeldState:
         finally:
             setattr(owner, name, value)
 
-    def review(self, record: Sequence[str]) -> Literal["", "declared", "saved"]:
-        """Return why a value no longer counts as lost: `declared` if the user says that no weight
-        depends on it, `saved` if checkpoints contain it now; empty if it is still lost.
+    def review(self, record: Sequence[str]) -> str:
+        """Return why a value no longer counts as lost: `saved` if checkpoints contain it now, or
+        what its class declares, as in "declared to have no effect"; empty if it is still lost.
 
         Args:
             record: the value, see `record_held`.
         """
         if any(record[0] == f"hooks.{label}" for label in self.observers):
-            return "declared"
+            return "declared to have no effect"
         for held in self.read().values():
             if record_held(held) == record:
                 if held.name in getattr(held.owner, "recomputed", ()):
-                    return "declared"
+                    return "computed again, as its class declares"
                 return "saved" if self.is_saved(held) else ""
         return ""
 

@@ -545,9 +545,10 @@ def review_deviations(
         lost = deviation.get("value") if "until" not in deviation else None
         fate = state.review(lost) if lost else ""
         what = [line for line in deviation["what"] if line not in observers]
-        if fate == "declared" or not what:
+        if fate not in ("", "saved") or not what:
             name = ".".join(filter(None, lost[1:])) if lost else deviation["what"][0]
-            log.info("%s: declared to have no effect, so it does not make the run inexact", name)
+            reason = fate or "declared to have no effect"
+            log.info("%s: %s, so it does not make the run inexact", name, reason)
         else:
             kept.append(deviation | {"what": what} | ({"until": updates} if fate else {}))
     # After a resume, an earlier attempt has ended with the error or has accepted it.

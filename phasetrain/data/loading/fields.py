@@ -20,9 +20,10 @@ class FieldSelection:
 
     Attributes:
         inputs: a key of mappings, or an index of lists or tuples, whose value is the input; several
-            keys make a mapping, several indices a tuple. None uses the first of a pair.
+            keys make a mapping, several indices a tuple. None uses the first of a pair, or the
+            value of a tuple of one.
         targets: the same for the target; an empty list sets the target to None. None uses the
-            second of a pair.
+            second of a pair, or None for a tuple of one.
         label_type: `given` uses the target of the sample, `sample_index` its index, `zero` 0.
         where: the split in messages, such as `DATA.TRAIN`.
 
@@ -148,7 +149,7 @@ class FieldSelection:
 
     def _split_pair(self, sample: Any) -> tuple[Any, Any]:
         if _is_pair(sample):
-            return sample[0], sample[1]
+            return sample[0], sample[1] if len(sample) == 2 else None
         advice = ""
         if isinstance(sample, Mapping | list | tuple):
             if isinstance(sample, Mapping):
@@ -166,4 +167,8 @@ class FieldSelection:
 
 
 def _is_pair(sample: Any) -> bool:
-    return isinstance(sample, list | tuple) and len(sample) == 2
+    """Return whether a sample is a pair, or a tuple of an input alone, as torch's
+    `TensorDataset(inputs)` returns it."""
+    return isinstance(sample, list | tuple) and (
+        len(sample) == 2 or (isinstance(sample, tuple) and len(sample) == 1)
+    )

@@ -3,6 +3,7 @@
 import importlib
 import json
 import linecache
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,12 +220,12 @@ SAVED = """def state_dict(self):
 
 @pytest.mark.feature("resume.hidden_state")
 @pytest.mark.parametrize(
-    ("declared", "saved", "spans"),
+    ("declared", "saved", "spans", "reason"),
     [
-        ("    observe_only = True\n\n", "", []),
-        ('    recomputed = ("count",)\n\n', "", []),
-        ("", SAVED, ["from update 5 on", "from update 5 until update 5"]),
-        ("    other = 1\n", "", ["from update 5 on", "from update 5 on"]),
+        ("    observe_only = True\n\n", "", [], "declared to have no effect"),
+        ('    recomputed = ("count",)\n\n', "", [], "computed again, as its class declares"),
+        ("", SAVED, ["from update 5 on", "from update 5 until update 5"], None),
+        ("    other = 1\n", "", ["from update 5 on", "from update 5 on"], None),
     ],
     ids=["observe_only", "recomputed", "saved", "neither"],
 )
@@ -233,6 +234,7 @@ def test_repair_ends_the_mark_of_a_value(
     declared: str,
     saved: str,
     spans: list[str],
+    reason: str | None,
     from_python: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -265,6 +267,8 @@ def test_repair_ends_the_mark_of_a_value(
         spans = [] if is_observing else ["from the start", *spans[1:]]
     assert sorted(line.partition(":")[0] for line in format_deviations(repaired)) == spans
     log = (tmp_path / "run/log.txt").read_text()
+    reasons = re.findall("late_part.Late.count: (.*), so it does not make the run inexact", log)
+    assert reasons == [reason] * (reason is not None)
     assert log.count("this run is not exact from update 5") == ("count" in str(repaired))
     assert newest(tmp_path / "run").promised["departures"] == repaired
     assert bool(spans) == ("not the result of its command" in (tmp_path / "run/RUN.md").read_text())

@@ -28,6 +28,10 @@ SAMPLE = {"image": 1.5, "text": "a", "label": 3, "boxes": [7]}
         (FieldSelection([0, 2], 1), (5, 6, 7), ((5, 7), 6)),
         (FieldSelection(targets=[]), (5, 6), (5, None)),
         (FieldSelection(targets=[]), "alone", ("alone", None)),
+        (FieldSelection(), (5,), (5, None)),
+        (FieldSelection(targets=[]), (5,), (5, None)),
+        (FieldSelection(targets=[]), [5], ([5], None)),  # a list is an input of several parts
+        (FieldSelection(label_type="sample_index"), (5,), (5, 42)),
         (FieldSelection(label_type="sample_index"), (5, 6), (5, 42)),
         (FieldSelection(label_type="sample_index"), "alone", ("alone", 42)),
         (FieldSelection("image", label_type="zero"), SAMPLE, (1.5, 0)),
