@@ -10,16 +10,8 @@ from phasetrain.tasks import Task
 
 
 def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearsed: bool) -> None:
-    """Rehearse the hooks, compare what they set with the attempt before, warn of rows that a resume
-<<<<<<< HEAD
-    has lost, of weights of unfinished runs and of settings of the model, let workers follow the
-    changes that hooks make to datasets, watch what samplers have read of them, and let numbers that
-    hooks log in vain raise a warning.
-=======
-    has lost, of weights of unfinished runs, of hooks that read held-out samples and of settings of
-    the model, let workers follow the changes that hooks make to datasets, and watch what samplers
-    have read of them.
->>>>>>> fixsmall
+    """Rehearse the hooks, reject or report parts that a run or its resume would use otherwise than
+    their code says, and let workers follow the changes that hooks make to datasets.
 
     Args:
         engine: the run, before its first step.
@@ -47,11 +39,8 @@ def prepare_hooks(engine: PhaseEngine[Task, Hooks], setup: Setup, *, is_rehearse
         and not find_holders(hooks.items())
     ):
         return
-<<<<<<< HEAD
     from phasetrain.addons.observe.dropped_logs import warn_of_dropped_logs
-=======
     from phasetrain.addons.observe.held_out_samples import warn_of_held_out_samples
->>>>>>> fixsmall
     from phasetrain.addons.observe.hook_rehearsal import rehearse_hooks
     from phasetrain.addons.observe.lost_rows import warn_of_lost_rows
     from phasetrain.addons.observe.read_once import watch_read_once
