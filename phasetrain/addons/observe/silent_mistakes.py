@@ -24,7 +24,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     against targets, padding that counts as a target, mirrored key points, statistics of held-out
     samples, schedules that nothing applies, frozen weights with random values, buffers that change
     although nothing should change them or by parts of a batch, rules of parameter groups that miss
-    subclasses, and tests that change the training.
+    subclasses or select weights of model and loss by one name, and tests that change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -55,6 +55,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
     from phasetrain.addons.observe.missed_subclasses import check_missed_subclasses
     from phasetrain.addons.observe.own_backward import check_own_backward
+    from phasetrain.addons.observe.shared_names import check_shared_names
     from phasetrain.addons.observe.unscheduled_steps import (
         check_unscheduled_steps,
         check_unused_advance,
@@ -64,6 +65,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     check_unscheduled_steps(run_spec, task)
     check_unused_advance(task)
     check_missed_subclasses(run_spec, task)
+    check_shared_names(run_spec, task)
     check_loss_in_parts(run_spec, task)
     check_coupled_tests(run_spec, task)
     check_broadcast_loss(run_spec, task)
