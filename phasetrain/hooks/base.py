@@ -174,8 +174,7 @@ class Hook:
         """
 
     def on_update(self, run: Run, phase: Phase) -> None:
-        """Called after an update or a skipped update, which `run.state.updates` does not count
-        until `on_step`: it is 0 in the first one; averages of weights are taken afterwards."""
+        """Called after an update or a skipped one; averages and `run.state.updates` follow it."""
 
     def on_step(self, run: Run, phase: Phase, out: StepOutput) -> None:
         """Called after a step was counted; `out` holds no graph, no output and no target."""

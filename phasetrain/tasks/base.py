@@ -157,12 +157,9 @@ class Task(StepRunner, TaskState, Predictor):
         for updater in self.updaters.values():
             # With a lag, the last verdict of a phase is still pending, and a checkpoint may follow.
             updater.resolve()
-        metrics: dict[str, float] = {}
-        if self._measured:
-            # A metric may draw, as a bootstrap does, and the run may have resumed after the last
-            # step.
-            reseed_all(self._stream(phase.split, 0))
-            metrics = compute_metrics(self._measured, self._world)
+        # A metric may draw, and the run may have resumed after the last step.
+        reseed_all(self._stream(phase.split, 0))
+        metrics = compute_metrics(self._measured, self._world)
         if self.parts.train_meters or not phase.is_train:
             # A meter may have the name of a logged number, or measure it under another name.
             meters = self._measured.values()

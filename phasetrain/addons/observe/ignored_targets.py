@@ -1,7 +1,7 @@
 """A check for losses that ignore targets, in a run that weights batches by samples."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from phasetrain.losses import (
     find_target_counter,
     name_loss,
 )
+from phasetrain.meters.base import meters_of
+from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Task
@@ -38,8 +40,8 @@ def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
     """
     if not isinstance(task, Supervised) or type(task).weight_of is not Supervised.weight_of:
         return
-    if list_splits(run_spec):
-        _check_custom_losses(task)
+    if effects := [*list_splits(run_spec), *list_test_effects(run_spec, task).values()]:
+        _check_custom_losses(task, effects)
     splits: dict[tuple[nn.Module, int, bool], list[str]] = {}
     phases = {(phase.data, phase.stage): phase for phase, _ in reversed(run_spec.plan.phases.kinds)}
     for phase in reversed(phases.values()):
@@ -62,42 +64,49 @@ def check_ignored_targets(run_spec: RunSpec, task: Task) -> None:
         )
 
 
-def _check_custom_losses(task: Task) -> None:
-    """Warn if a custom loss may average over the targets that it does not ignore."""
+def _check_custom_losses(task: Task, effects: Sequence[str]) -> None:
+    """Warn if a custom loss may average over the targets that it does not ignore.
+
+    Args:
+        task: the task of the run.
+        effects: why the means of parts of a batch or a test are averaged.
+    """
     for loss in task.parts.losses or [task.parts.loss]:
         for part, _ in _list_custom_ignoring(loss):
             log.warning(
-                "LOSS: %s declares ignore_index, and a batch is computed in parts, which are "
-                "weighted by their samples; if the loss is the mean over the other targets, this "
-                "is not the update of the whole batch: let `weight_of(batch)` of a custom task "
-                "return the number of these targets",
+                "LOSS: %s declares ignore_index, and the means of batches and of their parts are "
+                "weighted by samples: %s. If the loss is the mean over the other targets, this is "
+                "not their mean over the whole batch or test: let `weight_of(batch)` of a custom "
+                "task return the number of these targets; if it is the mean over samples, set "
+                "coupled = False in its class",
                 name_loss(part),
+                " and ".join(effects),
             )
 
 
 def _list_custom_ignoring(loss: nn.Module) -> Iterator[tuple[nn.Module, int]]:
-    """Yield each custom part of a loss that declares `ignore_index`, and its value."""
+    """Yield each custom part of a loss that declares `ignore_index`, and its value, unless it
+    declares that it is a mean over samples."""
     if find_target_counter(loss) is not None:
         return
     for part in loss.modules():
         source = part.function if isinstance(part, FunctionLoss) else type(part)
         ignored = getattr(part, "ignore_index", None)
-        if isinstance(ignored, int) and is_custom(source):
+        is_mean = getattr(part, "coupled", None) is False
+        if isinstance(ignored, int) and is_custom(source) and not is_mean:
             yield part, ignored
 
 
-def replace_reported_targets(loss: nn.Module, target: Any, *, is_split: bool) -> Any:
+def replace_reported_targets(loss: nn.Module, target: Any) -> Any:
     """Return the targets, with others of the same tensor instead of those whose effect on parts of
-    a batch `check_ignored_targets` reports.
+    a batch or a test `check_ignored_targets` reports.
 
     Args:
         loss: the loss.
         target: tensors, nested in any form.
-        is_split: the run computes batches in parts.
     """
     reported = {ignored for _, ignored in find_uncounted(loss)}
-    if is_split:
-        reported |= {ignored for _, ignored in _list_custom_ignoring(loss)}
+    reported |= {ignored for _, ignored in _list_custom_ignoring(loss)}
 
     def fill(tensor: Tensor) -> Tensor:
         for ignored in reported:
@@ -185,3 +194,17 @@ def list_splits(run_spec: RunSpec) -> list[str]:
         ),
     }
     return [text for text, is_set in splits.items() if is_set]
+
+
+def list_test_effects(run_spec: RunSpec, task: Task) -> dict[str, str]:
+    """Return test split -> sentence, for each of several batches whose loss is measured."""
+    tested = {
+        phase.data
+        for phase, _ in run_spec.plan.phases.kinds
+        if not phase.is_train and phase.steps > 1
+    }
+    return {
+        name: f"{name}/loss, a mean over batches, depends on DATA.{name.upper()}.batch_size"
+        for name in sorted(tested)
+        if any(isinstance(meter, MeanLoss) for meter in meters_of(task.meters, name).values())
+    }

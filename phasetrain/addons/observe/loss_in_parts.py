@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from phasetrain.addons.observe.ignored_targets import list_splits, replace_reported_targets
+from phasetrain.addons.observe.ignored_targets import (
+    list_splits,
+    list_test_effects,
+    replace_reported_targets,
+)
+from phasetrain.addons.observe.perturbed import perturb_loss, perturb_tensors
 from phasetrain.addons.observe.sample_rows import NoRowsError, take_rows
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.engine.batch import StepOutput
@@ -22,8 +27,6 @@ from phasetrain.losses import (
     find_target_counter,
     name_loss,
 )
-from phasetrain.meters.base import meters_of
-from phasetrain.meters.loss import MeanLoss
 from phasetrain.proof.held import is_custom
 from phasetrain.runtime.nested import list_tensors, map_tensors
 from phasetrain.tasks import Position, Task
@@ -56,57 +59,82 @@ def check_loss_in_parts(run_spec: RunSpec, task: Task) -> None:
         run_spec: the run.
         task: its task, before the first step or in a rehearsal.
     """
-    phase = run_spec.plan.first_training
-    if phase is None or not isinstance(task, Supervised) or task.shards_weights:
+    training = run_spec.plan.first_training
+    if training is None or not isinstance(task, Supervised) or task.shards_weights:
         return
     if type(task).weight_of is not Supervised.weight_of:
         return
     splits = list_splits(run_spec)
-    effects = {
-        True: [f"{split} changes the loss" for split in splits],
-        False: [
-            f"{name}/loss, a mean over batches, depends on DATA.{name.upper()}.batch_size"
-            for name in _list_tests(run_spec, task)
-        ],
-    }
-    loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+    loss = _find_loss(task, training)
     if splits:
-        _check_scalar_outputs(run_spec, task, phase, loss, splits)
-    if not any(effects.values()) or not is_undeclared(loss):
-        return
-    try:
-        out = compute_first_batch(run_spec, task, phase, loss)
-    except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
-        log.debug("LOSS is not compared over parts: %s: %s", type(error).__name__, error)
-        return
-    wanted = {mode: effects[mode] for mode in effects if effects[mode]}
-    comparisons, reason = _compare_modes(run_spec, loss, out, list(wanted), is_split=bool(splits))
-    if unknown := [text for mode in wanted if not comparisons[mode] for text in wanted[mode]]:
+        _check_scalar_outputs(run_spec, task, training, loss, splits)
+    effects = [(training, f"{split} changes the loss") for split in splits]
+    for name, text in list_test_effects(run_spec, task).items():
+        effects.append((_find_test(run_spec, name), text))
+    comparisons: dict[Phase, _Comparison] = {}
+    for phase, _ in effects:
+        if phase not in comparisons and is_undeclared(_find_loss(task, phase)):
+            try:
+                comparisons[phase] = _compare_phase(run_spec, task, phase)
+            except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
+                log.debug("LOSS is not compared: %s: %s", type(error).__name__, error)
+    _report(loss, comparisons, effects)
+
+
+def _report(
+    loss: nn.Module,
+    comparisons: Mapping[Phase, "_Comparison"],
+    effects: Sequence[tuple[Phase, str]],
+) -> None:
+    """Log for which effects a loss deviates, and for which it cannot be compared."""
+    unknown = [phase for phase, comparison in comparisons.items() if not comparison.cuts]
+    if unknown:
         log.info(
             "LOSS: %s cannot be compared over parts of a batch: %s. Unless the loss is the mean "
             "over samples, %s; set coupled = True in its class if it compares samples, or "
             "coupled = False to turn this line off",
             name_loss(loss),
-            reason,
-            " and ".join(unknown),
+            comparisons[unknown[0]].reason,
+            " and ".join(text for phase, text in effects if phase in unknown),
         )
-    deviating = {mode: cut for mode in wanted if (cut := _find_deviation(comparisons[mode]))}
+    deviating = {
+        phase: cut
+        for phase, comparison in comparisons.items()
+        if (cut := _find_deviation(comparison.cuts))
+    }
     if not deviating:
         return
-    cut = next(iter(deviating.values()))
+    first = next(iter(deviating))
+    cut = deviating[first]
     log.warning(
-        "LOSS: %s is %.4g for the first %d samples and %.4g on average over %s, so %s. "
+        "LOSS: %s is %.4g for the first %d samples%s and %.4g on average over %s, so %s. "
         "If the loss compares samples with each other, set coupled = True in its class, and "
         "compute batches as a whole. If it is a mean by other weights than samples, return their "
         "sum from `weight_of` of the task; otherwise let it return the mean over samples, or set "
         "coupled = False to accept the difference",
         name_loss(loss),
         cut.whole,
-        out.samples,
+        comparisons[first].samples,
+        " with perturbed outputs" if cut.is_perturbed else "",
         cut.parts,
         cut.name,
-        " and ".join(text for mode in deviating for text in wanted[mode]),
+        " and ".join(text for phase, text in effects if phase in deviating),
     )
+
+
+def _find_loss(task: Task, phase: Phase) -> nn.Module:
+    return task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
+
+
+def _find_test(run_spec: RunSpec, name: str) -> Phase:
+    """Return the first test of a split in several batches, of the trained weights: the preparation
+    of averaged ones may take many batches."""
+    phase = next(
+        phase
+        for phase, _ in run_spec.plan.phases.kinds
+        if not phase.is_train and phase.data == name and phase.steps > 1
+    )
+    return replace(phase, split=phase.data)
 
 
 class _Cut(NamedTuple):
@@ -121,25 +149,73 @@ class _Cut(NamedTuple):
     whole: float
     parts: float
     name: str
+    is_perturbed: bool = False
 
 
-def _compare_modes(
-    run_spec: RunSpec, loss: nn.Module, out: StepOutput, modes: Sequence[bool], *, is_split: bool
-) -> tuple[dict[bool, list[_Cut]], str]:
-    """Return the comparisons in training mode or not, and why there are none."""
-    comparisons: dict[bool, list[_Cut]] = {mode: [] for mode in modes}
+class _Comparison(NamedTuple):
+    """The loss of the first batch of a phase over parts.
+
+    Attributes:
+        samples: samples of the batch.
+        cuts: the values; empty if they cannot be compared.
+        reason: why they cannot be compared.
+    """
+
+    samples: int
+    cuts: list[_Cut]
+    reason: str
+
+
+def _compare_phase(run_spec: RunSpec, task: Task, phase: Phase) -> _Comparison:
+    """Compare the loss of the first batch of a phase with its mean over parts, in the mode of the
+    phase."""
+    loss = _find_loss(task, phase)
+    out = compute_first_batch(run_spec, task, phase, loss)
     try:
         # The number of targets, which weights the batches of a loss of torch that ignores some.
         count = find_target_counter(loss)
-        out.target = replace_reported_targets(loss, out.target, is_split=is_split)
+        out.target = replace_reported_targets(loss, out.target)
         with run_spec.machine.apply_settings(), torch.no_grad():
-            for mode in modes:
-                comparisons[mode] = _compare_parts(deepcopy(loss).train(mode), out, count)
+            cuts = _compare_parts(deepcopy(loss).train(phase.is_train), out, count)
+            # Also after a deviation, which only one rank may see: a loss may call collectives.
+            if cuts:
+                cuts += _compare_perturbed(run_spec, loss, out, count, is_train=phase.is_train)
     except NoRowsError as error:
-        return comparisons, str(error)
+        return _Comparison(out.samples, [], str(error))
     except Exception as error:  # noqa: BLE001 - code of the user, for parts that it never gets
-        return comparisons, f"{type(error).__name__}: {error}".splitlines()[0]
-    return comparisons, "it has another value in each call"
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _Comparison(out.samples, [], reason)
+    return _Comparison(out.samples, cuts, "it has another value in each call")
+
+
+def _compare_perturbed(
+    run_spec: RunSpec,
+    loss: nn.Module,
+    out: StepOutput,
+    count: Callable[[Tensor], float] | None,
+    *,
+    is_train: bool,
+) -> list[_Cut]:
+    """Return the comparisons with perturbed outputs and a later state of the loss, since all
+    samples may have the same loss at the start; empty if the loss does not take these outputs."""
+    generator = torch.Generator().manual_seed(0)
+    try:
+        output = perturb_tensors(map_tensors(out.output, _widen), generator)
+        # Tests use the values of the end of the schedules, see `Task.begin`.
+        where = 0.5 if is_train else 1.0
+        updates = int(where * run_spec.plan.updates)
+        later = perturb_loss(
+            loss, lambda copy: copy(output, out.target), where, updates, generator
+        ).train(is_train)
+        cuts = _compare_parts(later, replace(out, output=output), count)
+    except Exception as error:  # noqa: BLE001 - noise may be no valid output
+        log.debug("LOSS rejects perturbed outputs: %s: %s", type(error).__name__, error)
+        return []
+    return [
+        cut._replace(is_perturbed=True)
+        for cut in cuts
+        if math.isfinite(cut.whole) and math.isfinite(cut.parts)
+    ]
 
 
 def _find_deviation(cuts: Sequence[_Cut]) -> _Cut | None:
@@ -195,7 +271,7 @@ def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
     coupled = [part for part in list_coupled(losses) if is_custom(type(part))]
     if not coupled:
         return
-    for name in _list_tests(run_spec, task):
+    for name in list_test_effects(run_spec, task):
         if _is_mean_in_test(run_spec, task, name):
             continue
         key = name.upper()
@@ -218,18 +294,11 @@ def check_coupled_tests(run_spec: RunSpec, task: Task) -> None:
 
 def _is_mean_in_test(run_spec: RunSpec, task: Task, name: str) -> bool:
     """Return whether the loss of the first batch of a test is the mean over its parts."""
-    phase = next(
-        phase
-        for phase, _ in run_spec.plan.phases.kinds
-        if not phase.is_train and phase.data == name and phase.steps > 1
-    )
     # A loss that gathers rows waits for the other ranks, whose batches may have other parts.
     if not run_spec.setup.world.is_single_process or not isinstance(task, Supervised):
         return False
-    loss = task.parts.losses[phase.stage] if task.parts.losses else task.parts.loss
     try:
-        out = compute_first_batch(run_spec, task, phase, loss)
-        cuts = _compare_modes(run_spec, loss, out, [False], is_split=False)[0][False]
+        cuts = _compare_phase(run_spec, task, _find_test(run_spec, name)).cuts
     except Exception as error:  # noqa: BLE001 - the rehearsal reports it, if it is a mistake
         log.debug("LOSS of %s is not compared: %s: %s", name, type(error).__name__, error)
         return False
@@ -430,20 +499,6 @@ def compare_means(
 def _widen(tensor: Tensor) -> Tensor:
     """Return a tensor of 16-bit numbers in float32: rounding would look like a difference."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _list_tests(run_spec: RunSpec, task: Task) -> list[str]:
-    """Return the test splits of several batches whose loss is measured."""
-    tested = {
-        phase.data
-        for phase, _ in run_spec.plan.phases.kinds
-        if not phase.is_train and phase.steps > 1
-    }
-    return [
-        name
-        for name in sorted(tested)
-        if any(isinstance(meter, MeanLoss) for meter in meters_of(task.meters, name).values())
-    ]
 
 
 def is_undeclared(loss: nn.Module) -> bool:

@@ -7,6 +7,7 @@ from torch import nn
 from phasetrain.addons.observe.changed_buffers import check_changed_buffers
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
+from phasetrain.addons.observe.padded_targets import check_padded_targets
 from phasetrain.addons.observe.whole_facts import check_whole_facts
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss
@@ -20,10 +21,10 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     """Reject forward passes that call `backward()`, and warn of other mistakes.
 
     These are losses that depend on how a batch or a test is computed or that broadcast outputs
-    against targets, mirrored key points, statistics of held-out samples, schedules that nothing
-    applies, frozen weights with random values, buffers that change although nothing should change
-    them or by parts of a batch, rules of parameter groups that miss subclasses, and tests that
-    change the training.
+    against targets, padding that counts as a target, mirrored key points, statistics of held-out
+    samples, schedules that nothing applies, frozen weights with random values, buffers that change
+    although nothing should change them or by parts of a batch, rules of parameter groups that miss
+    subclasses or select weights of model and loss by one name, and tests that change the training.
 
     Every rank has to call this. The task keeps its state; the global generators move.
 
@@ -39,6 +40,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
 
         check_replaced_methods(task)
     check_ignored_targets(run_spec, task)
+    check_padded_targets(run_spec, task)
     check_mirrored_points(run_spec)
     check_whole_facts(run_spec.data, task.parts.facts)
     if task.parts.weights is not None:
@@ -53,6 +55,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     from phasetrain.addons.observe.loss_in_parts import check_coupled_tests, check_loss_in_parts
     from phasetrain.addons.observe.missed_subclasses import check_missed_subclasses
     from phasetrain.addons.observe.own_backward import check_own_backward
+    from phasetrain.addons.observe.shared_names import check_shared_names
     from phasetrain.addons.observe.unscheduled_steps import (
         check_unscheduled_steps,
         check_unused_advance,
@@ -62,6 +65,7 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
     check_unscheduled_steps(run_spec, task)
     check_unused_advance(task)
     check_missed_subclasses(run_spec, task)
+    check_shared_names(run_spec, task)
     check_loss_in_parts(run_spec, task)
     check_coupled_tests(run_spec, task)
     check_broadcast_loss(run_spec, task)

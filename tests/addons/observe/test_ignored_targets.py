@@ -118,6 +118,13 @@ class MaskedMean(nn.Module):
         return (output[:, 0] - target)[target != self.ignore_index].square().mean()
 
 
+@LOSSES.register("sample_mean")
+class SampleMean(MaskedMean):
+    """Declares that it is the mean over samples."""
+
+    coupled = False
+
+
 @TASKS.register("weighs_targets")
 class WeighsTargets(Supervised):
     def weight_of(self, batch: Batch) -> float:
@@ -129,12 +136,15 @@ class WeighsTargets(Supervised):
     [
         (["OPTIMIZER.accumulate=2"], True),
         ([], False),
+        (["METERS={loss: {}}", "DATA.TEST.batch_size=64"], True),
+        (["METERS={loss: {}}", "DATA.TEST.batch_size=1024"], False),
+        (["METERS={loss: {}}", "DATA.TEST.batch_size=64", "LOSS.name=sample_mean"], False),
         (["OPTIMIZER.accumulate=2", "LOSS.ignore_index=null"], False),
         (["OPTIMIZER.accumulate=2", "TASK.name=weighs_targets"], False),
         (["OPTIMIZER.accumulate=2", "LOSS={name: CrossEntropyLoss, ignore_index: 3}"], False),
     ],
 )
-def test_custom_loss_that_ignores_targets_is_reported_if_its_batches_are_split(
+def test_custom_loss_that_ignores_targets_is_reported_if_a_mean_is_averaged(
     words: list[str], is_reported: bool, tmp_path: Path
 ) -> None:
     small = ["PHASES.epochs=1", "PHASES.limit.train=1", "METERS=null", f"RUN.dir={tmp_path}"]

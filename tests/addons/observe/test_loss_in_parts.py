@@ -421,6 +421,176 @@ def test_reason_of_no_comparison_is_in_words(tmp_path: Path) -> None:
     assert f"{line} number, without a row" in (tmp_path / "log.txt").read_text()
 
 
+SIDES = (INPUTS[:, 0] > 0).long()
+"""Two classes, in a random order."""
+
+
+class ZeroHead(nn.Module):
+    """Has the same scores for all samples at the start, per token or per sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.head(inputs)
+        return scores
+
+
+class ZeroTokens(ZeroHead):
+    """The same for three tokens."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs)[..., None].expand(-1, -1, 3)
+
+
+class ZeroProbabilities(ZeroHead):
+    """The same with probabilities."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs).softmax(1)
+
+
+TOKENS = torch.where(
+    torch.arange(3) <= torch.arange(64)[:, None].square() % 7 % 3, SIDES[:, None], -100
+)
+"""Of one to three tokens, padded."""
+
+
+def masked_mean(output: Tensor, target: Tensor) -> Tensor:
+    """Is the mean over the tokens of all samples."""
+    return cross_entropy(output, target, reduction="sum") / (target != -100).sum()
+
+
+def mean_of_masked(output: Tensor, target: Tensor) -> Tensor:
+    """Is the mean over samples of the mean over their tokens."""
+    losses = cross_entropy(output, target, reduction="none")
+    return (losses.sum(1) / (target != -100).sum(1)).mean()
+
+
+def find_gap(output: Tensor, target: Tensor) -> Tensor:
+    """Return the difference of the mean scores of two classes."""
+    probabilities = output.softmax(1)[:, 0]
+    gap = probabilities[target == 0].mean() - probabilities[target == 1].mean()
+    return gap.nan_to_num().abs()
+
+
+class Dual(nn.Module):
+    """Has a multiplier that starts at 0, and is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.multiplier = nn.Parameter(torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target) + self.multiplier * find_gap(output, target)
+
+
+class Ascent(nn.Module):
+    """Has a multiplier that starts at 0, and changes it itself."""
+
+    multiplier: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("multiplier", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        gap = find_gap(output, target)
+        loss = cross_entropy(output, target) + self.multiplier * gap
+        if self.training:
+            self.multiplier = self.multiplier + gap.detach()
+        return loss
+
+
+class Rising(nn.Module):
+    """Has a term that compares samples, whose weight rises from 0."""
+
+    weight = 0.0
+
+    def advance(self, where: float, updates: int) -> None:
+        self.weight = where
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target) + self.weight * find_gap(output, target)
+
+
+class SampleDual(Dual):
+    """Has a multiplier of a mean over samples."""
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(output, target) + self.multiplier * output.square().mean()
+
+
+def probability_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Rejects what is not a probability."""
+    return nn.functional.binary_cross_entropy(output[:, 0], target.float())
+
+
+def sample_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Is the mean over samples."""
+    return cross_entropy(output, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "model", "target", "warnings"),
+    [
+        (masked_mean, ZeroTokens, TOKENS, 1),
+        (Dual(), ZeroHead, SIDES, 1),
+        (Ascent(), ZeroHead, SIDES, 1),
+        (Rising(), ZeroHead, SIDES, 1),
+        (mean_of_masked, ZeroTokens, TOKENS, 0),
+        (SampleDual(), ZeroHead, SIDES, 0),
+        (probability_loss, ZeroProbabilities, SIDES, 0),
+        (sample_loss, ZeroHead, SIDES, 0),
+    ],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_loss_is_compared_where_all_samples_have_the_same_loss_at_the_start(
+    loss: Any,
+    model: type[nn.Module],
+    target: Tensor,
+    warnings: int,
+    accumulate: int,
+    tmp_path: Path,
+) -> None:
+    data = TensorDataset(INPUTS, target)
+    optimizer = {"name": "sgd", "lr": 0.1, "accumulate": accumulate}
+    tested = {"test": data, "DATA": {"TEST": {"batch_size": 32}}} if accumulate == 1 else {}
+    fit(tmp_path, loss, model=model(), train=data, OPTIMIZER=optimizer, **tested)
+    lines = list_warnings(tmp_path)
+    assert len(lines) == warnings
+    assert all("samples with perturbed outputs" in line for line in lines)
+
+
+def test_perturbed_outputs_and_losses_leave_no_trace_in_the_run(tmp_path: Path) -> None:
+    data = TensorDataset(INPUTS, SIDES)
+    checked = fit(tmp_path / "checked", Dual(), model=ZeroHead(), train=data)
+    assert len(list_warnings(tmp_path / "checked")) == 1
+    other = fit(tmp_path / "other", Dual(), model=ZeroHead(), train=data, rehearse=False)
+    assert other.digest == checked.digest
+
+
+def by_class(output: Tensor, target: Tensor) -> Tensor:
+    """Is the mean over two classes of the mean over their samples."""
+    losses = (output[:, 0] - target).square()
+    means = [losses[target == side].mean().nan_to_num() for side in (0, 1)]
+    return torch.stack(means).mean()
+
+
+def test_tests_are_compared_with_their_own_samples(tmp_path: Path) -> None:
+    # Halves of the training batches have as many samples of each class, those of the test have not.
+    train = TensorDataset(INPUTS, torch.arange(64) % 2)
+    test = TensorDataset(INPUTS, torch.arange(64) // 32)
+    data = {"TRAIN": {"sampler": {"name": "sequential"}}, "TEST": {"batch_size": 48}}
+    optimizer = {"name": "sgd", "lr": 0.1}
+    fit(tmp_path, by_class, train=train, test=test, DATA=data, OPTIMIZER=optimizer)
+    (line,) = list_warnings(tmp_path)
+    assert "for the first 48 samples" in line
+
+
 def test_losses_of_tasks_with_weights_are_not_compared(tmp_path: Path) -> None:
     fit(tmp_path, Contrast(), TASK={"name": f"{__name__}.WeightedByRows"})
     assert list_warnings(tmp_path) == []

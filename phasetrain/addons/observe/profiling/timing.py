@@ -148,6 +148,7 @@ class StepTimes:
         self.calls: dict[tuple[str, str], CallTotals] = {}
         self.device: DeviceClock | None = None
         self._last: dict[str, str] = {}
+        self._wrapped: set[tuple[str, str]] = set()
         self._now: StepTotals | None = None
         self._mark = time.perf_counter()
         self._depth = 0
@@ -162,6 +163,10 @@ class StepTimes:
     def time_hook(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap an event of a hook with clocks."""
         row = self.calls.setdefault((label, event), CallTotals())
+        if (label, event) in self._wrapped:  # a hook was added, and all are wrapped again
+            self._wrapped.clear()
+            self._last.clear()
+        self._wrapped.add((label, event))
         first = event not in self._last
         self._last[event] = label
 
