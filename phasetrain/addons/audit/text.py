@@ -11,7 +11,7 @@ QUESTIONS = {
     "workers": "resumed with another number of workers",
     "second_kill": "killed again",
     "second_resume": "after a second kill",
-    "torn_save": "after a kill while a checkpoint was written",
+    "torn_save": "after a kill while {file} was written",
 }
 """Name of a check -> what it asks."""
 
@@ -25,7 +25,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield audit.sentence
     for check in audit.checks:
         yield ""
-        yield f"{QUESTIONS[check.name]}: {'exact' if not check.exit_code else 'not exact'}"
+        yield f"{describe_question(check)}: {'exact' if not check.exit_code else 'not exact'}"
         for number, finding in enumerate(check.findings, 1):
             yield f"  {number}. {finding.sentence}"
             if finding.place:
@@ -39,6 +39,11 @@ def _lines(audit: Audit) -> Iterator[str]:
     if audit.notes:
         yield ""
         yield from audit.notes
+
+
+def describe_question(check: Check) -> str:
+    """Return what a check asks."""
+    return QUESTIONS[check.name].format(file=check.file)
 
 
 def _list_effects(check: Check) -> Iterator[str]:

@@ -74,6 +74,7 @@ class Check:
         cost: what the kill has cost; None for a question about a kill that has been asked before.
         samples: what became of the samples of the epoch, of all ranks and of each; empty if their
             order does not differ.
+        file: of a torn save, the name of its file with `#` for each number.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Check:
     curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     cost: Cost | None = None
     samples: Sequence[Samples] = ()
+    file: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the check as JSON data, without its curves."""

@@ -1,0 +1,101 @@
+"""Which files are the checkpoint that a resume reads: literal records of runs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from phasetrain.addons.audit.checkpoints import (
+    choose_torn_saves,
+    find_points,
+    find_read_patterns,
+    guess_output_patterns,
+)
+from phasetrain.addons.audit.runs import Finished
+from phasetrain.addons.audit.trace import Save, Trace, Update, read_trace
+
+UPDATE = Update(1, (), (), (), (), {}, None, None, {}, "", "")
+
+FULL, WEIGHTS = {"model.w": 1, "optimizer.m": 2, "step": 3}, {"w": 1}
+
+BEST = [(23, "best.pt"), (46, "best.pt"), (92, "best.pt")]
+CHECKPOINTS = [(40, "out/ckpt_40.pt"), (80, "out/ckpt_80.pt")]
+
+
+def finish(
+    files: Sequence[tuple[int, str]] = (),
+    sizes: Sequence[dict[str, int]] = (),
+    reads: Sequence[str] = (),
+) -> Finished:
+    """A run of 100 updates that writes these files, in `/run`."""
+    saves = [
+        Save(after, f"/run/{name}", leaves, "")
+        for (after, name), leaves in zip(files, sizes, strict=False)
+    ]
+    paths = [(after, f"/run/{name}") for after, name in files]
+    read = [f"/run/{name}" for name in reads]
+    return Finished(0, [Trace([UPDATE] * 100, saves, files=paths, reads=read)], "", Path("/run"))
+
+
+BOTH = sorted([*BEST, *CHECKPOINTS])
+BOTH_SIZES = [FULL if "ckpt" in name else WEIGHTS for _, name in BOTH]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reads", "guess", "points", "torn"),
+    [
+        # Fewer values, at other times: a file of results.
+        (BOTH_SIZES, [], {"best.pt"}, [40, 80], {"best.pt": 5}),
+        (BOTH_SIZES, ["out/ckpt_80.pt"], {"best.pt"}, [40, 80], {"out/ckpt_#.pt": 4}),
+        # Only the read tells them apart.
+        ([FULL] * 5, [], set(), [23, 40, 46, 80, 92], {"best.pt": 5}),
+        ([FULL] * 5, ["out/ckpt_80.pt"], set(), [40, 80], {"out/ckpt_#.pt": 4}),
+        # The best value is read from its file, which is no reason to count it.
+        (
+            BOTH_SIZES,
+            ["best.pt", "out/ckpt_80.pt"],
+            {"best.pt"},
+            [40, 80],
+            {"best.pt": 5, "out/ckpt_#.pt": 4},
+        ),
+        (BOTH_SIZES, ["best.pt"], {"best.pt"}, [23, 46, 92], {"best.pt": 5}),
+        # A file that the script has not written, such as pretrained weights.
+        (BOTH_SIZES, ["resnet.pt"], {"best.pt"}, [40, 80], {"best.pt": 5}),
+        # Written without torch.save: nothing is known of its content.
+        ([], [], set(), [23, 40, 46, 80, 92], {}),
+        ([], ["out/ckpt_80.pt"], set(), [40, 80], {}),
+    ],
+)
+def test_the_files_that_a_resume_reads_are_the_checkpoint(
+    sizes: list[dict[str, int]],
+    reads: list[str],
+    guess: set[str],
+    points: list[int],
+    torn: dict[str, int],
+) -> None:
+    run = finish(BOTH, sizes)
+    assert guess_output_patterns(run) == guess
+    patterns = find_read_patterns(run, finish(reads=reads))
+    assert find_points(run, patterns, guess) == points
+    assert choose_torn_saves(run, patterns) == torn
+
+
+def test_files_of_one_checkpoint_are_written_together() -> None:
+    files = [(40, "40/model.pt"), (40, "40/optimizer.pt"), (80, "80/model.pt")]
+    assert guess_output_patterns(finish(files, [WEIGHTS, FULL, WEIGHTS])) == {"#/model.pt"}
+    assert guess_output_patterns(finish(files[:2], [WEIGHTS, FULL])) == set()
+
+
+def test_a_checkpoint_has_the_name_that_it_is_renamed_to(tmp_path: Path) -> None:
+    events = [
+        {"kind": "read", "after": 0, "path": "/run/a.pt"},
+        {"kind": "save", "after": 5, "path": "/run/a.pt.tmp", "leaves": {}, "place": ""},
+        {"kind": "file", "after": 5, "path": "/run/a.pt", "source": "/run/a.pt.tmp"},
+        {"kind": "load", "after": 9, "path": "/run/best.pt", "place": ""},
+    ]
+    path = tmp_path / "trace-1.jsonl"
+    path.write_text("\n".join(map(json.dumps, events)))
+    trace = read_trace(path)
+    assert [save.path for save in trace.saves] == ["/run/a.pt"]
+    assert (trace.files, trace.reads) == ([(5, "/run/a.pt")], ["/run/a.pt"])
