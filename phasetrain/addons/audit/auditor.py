@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from phasetrain.addons.audit.checkpoints import (
     choose_torn_saves,
+    compare_files,
     find_pattern,
     find_points,
     find_read_patterns,
@@ -234,6 +235,7 @@ class _Auditor:
         _require_equal_ranks(first, again, "second")
         noise = _compare_ranks(first.ranks, again.ranks)
         self.noise = {difference.part: difference.update for difference in noise}
+        self.noise.update({file.part: 0 for file in compare_files(first, again, again, 0)})
         killed, before = self._kill(kill_at, limits)
         self.report("resumed")
         check, start, resumed = self._resume(killed.folder, again, killed, "resume")
@@ -347,7 +349,9 @@ class _Auditor:
         }
         trace = next(iter(ranks.values()))
         is_ended = not self.limits and "kill_at" not in options
-        differences = self._without_noise(_compare_ranks(unbroken.ranks, ranks, start))
+        differences = _compare_ranks(unbroken.ranks, ranks, start)
+        differences += compare_files(unbroken, killed, resumed, start - undone)
+        differences = self._without_noise(differences)
         if is_ended:
             differences += compare_lengths(reference, trace, start)
         samples = count_samples(unbroken.ranks, killed.ranks, ranks, start)
@@ -440,7 +444,8 @@ class _Auditor:
             joined = replace(
                 twice,
                 traces=[
-                    _join(killed.ranks[rank], trace, start) for rank, trace in twice.ranks.items()
+                    _join(_move_saves(killed.ranks[rank], killed.folder, folder), trace, start)
+                    for rank, trace in twice.ranks.items()
                 ],
             )
             yield self._resume(folder, unbroken, joined, "second_resume")[0]
@@ -680,6 +685,14 @@ def _join(killed: Trace, twice: Trace, start: int) -> Trace:
     saves = [save for save in killed.saves if save.after <= start]
     saves += [replace(save, after=save.after + start) for save in twice.saves]
     return replace(twice, updates=updates, saves=saves)
+
+
+def _move_saves(trace: Trace, source: Path, target: Path) -> Trace:
+    saves = [
+        replace(save, path=str(_move(Path(save.path), source, target)) if save.path else "")
+        for save in trace.saves
+    ]
+    return replace(trace, saves=saves)
 
 
 def _move(path: Path, source: Path, target: Path) -> Path:

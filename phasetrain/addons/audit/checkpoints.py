@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
+from phasetrain.addons.audit.compare import Difference
 from phasetrain.addons.audit.runs import Finished
+from phasetrain.addons.audit.trace import Save
 
 NUMBER = re.compile(r"\d+")
 """Part of a name that differs between the files of one kind."""
@@ -12,10 +15,14 @@ NUMBER = re.compile(r"\d+")
 
 def find_pattern(path: str, folder: Path) -> str:
     """Return the name of a file within the folder of its run, with `#` for each number."""
+    return NUMBER.sub("#", _shorten(path, folder))
+
+
+def _shorten(path: str, folder: Path) -> str:
     for parent in (folder, folder.resolve()):
         if Path(path).is_relative_to(parent):
-            path = str(Path(path).relative_to(parent))
-    return NUMBER.sub("#", path)
+            return str(Path(path).relative_to(parent))
+    return path
 
 
 def guess_output_patterns(run: Finished) -> set[str]:
@@ -69,3 +76,45 @@ def choose_torn_saves(killed: Finished, patterns: Collection[str]) -> dict[str, 
     }
     read = {pattern: number for pattern, number in numbers.items() if pattern in patterns}
     return read or dict(sorted(numbers.items(), key=lambda item: item[1])[-1:])
+
+
+def compare_files(
+    unbroken: Finished, killed: Finished, resumed: Finished, start: int
+) -> list[Difference]:
+    """Return a difference for each file that both runs leave with unequal contents because they
+    wrote it after other updates, such as the best weights.
+
+    Files that a process writes before its first update are left out. Contents that differ after the
+    same update are differences of a checkpoint.
+
+    Args:
+        unbroken: the run that was not killed.
+        killed: the run that was killed.
+        resumed: the process after it.
+        start: number of updates of `killed` that count.
+    """
+    expected, before = _list_saves(unbroken, 0), _list_saves(killed, 0)
+    count = len(unbroken.trace.updates)
+    differences = []
+    for name, saves in expected.items():
+        repeated = [
+            save for save in _list_saves(resumed, start).get(name, ()) if save.after <= count
+        ]
+        final = [*before.get(name, ()), *repeated][-1:]
+        unequal = {save.after for save in saves if save.after > start}
+        unequal ^= {save.after for save in repeated}
+        if final and unequal and final[0].leaves != saves[-1].leaves:
+            after = saves[-1].after, final[0].after
+            part = f"file.{name}"
+            differences.append(Difference(part, min(unequal), expected=after[0], actual=after[1]))
+    return differences
+
+
+def _list_saves(run: Finished, start: int) -> dict[str, list[Save]]:
+    """Return the saves of each file after an update, with the updates before the process."""
+    saves: dict[str, list[Save]] = {}
+    for save in run.saves:
+        if save.path and save.after:
+            name = _shorten(save.path, run.folder)
+            saves.setdefault(name, []).append(replace(save, after=save.after + start))
+    return saves

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from phasetrain.addons.audit.trace import Ranks, Trace, Update
+from phasetrain.addons.audit.trace import Ranks, Save, Trace, Update
 
 Digests = Mapping[str, Any]
 """Part of the state -> its digest."""
@@ -27,6 +28,7 @@ ORDER = (
     "scaler",
     "loss",
     "checkpoint",
+    "file",
     "length",
 )
 """Kinds of differences, causes before their effects."""
@@ -165,7 +167,7 @@ def merge_ranks(by_rank: Mapping[str, Sequence[Difference]]) -> list[Difference]
 
 def _time(difference: Difference) -> tuple[int, int, int]:
     """Return when a difference shows: its update, before or after the step, causes first."""
-    after = {"loss": 1, "checkpoint": 3, "length": 4}.get(difference.kind, 0)
+    after = {"loss": 1, "checkpoint": 3, "file": 3, "length": 4}.get(difference.kind, 0)
     if difference.kind in STATE and not difference.at_start:
         after = 2
     return difference.update, after, ORDER.index(difference.kind)
@@ -253,14 +255,18 @@ def compare_lengths(reference: Trace, other: Trace, start: int) -> list[Differen
 
 def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator[Difference]:
     """Yield a difference for each top-level value of a checkpoint that differs."""
-    by_update = {save.after: save for save in reference.saves}
+    by_update: dict[int, list[Save]] = {}
+    for save in reference.saves:
+        by_update.setdefault(save.after, []).append(save)
     for save in other.saves:
-        expected = by_update.get(start + save.after)
-        if expected is None:
-            continue
-        for path, digest in expected.leaves.items():
+        same = by_update.get(start + save.after, [])
+        name = Path(save.path).name
+        # Names may differ, for example by the time, if there is one file only.
+        named = same if len(same) == 1 else [one for one in same if Path(one.path).name == name]
+        for path, digest in named[-1].leaves.items() if named else ():
             if path in save.leaves and save.leaves[path] != digest:
-                yield Difference(f"checkpoint.{path.partition('.')[0]}", expected.after)
+                part = f"checkpoint.{path.partition('.')[0]}"
+                yield Difference(part, start + save.after, actual=name)
 
 
 def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -> list[Samples]:

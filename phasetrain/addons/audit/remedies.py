@@ -68,6 +68,9 @@ checkpoint["rest"] = {"updates": updates, ...}       # numbers and modules that 
 checkpoint["ema"] = ema.state_dict()                 # whatever the named key holds
 ema.load_state_dict(checkpoint["ema"])
                                                      # and update it once per optimizer step""",
+    "file": """\
+checkpoint["best"] = best
+best = checkpoint["best"]                            # before the first test""",
 }
 """Kind of a difference -> lines for a custom training loop."""
 

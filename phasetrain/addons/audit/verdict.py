@@ -105,6 +105,8 @@ def make_findings(
     if all(item.kind == "generator" for item in counted):
         return [], [item.part for item in counted]
     possible = _drop_generators_of_other_ranks(counted)
+    if all(item.kind in ("generator", "file") for item in counted):
+        possible = [item for item in possible if item.kind == "file"]
     causes = [item for item in possible if not is_effect(item, _without(possible, item))]
     causes = _drop_unused_generators(causes, counted)
     findings = _merge(causes, samples, resumed, reference)
@@ -154,7 +156,7 @@ def _merge(
     for cause in causes:
         if cause.kind in ("schedule", "option"):
             key = "schedule"
-        elif cause.kind in ("optimizer", "generator", "checkpoint"):
+        elif cause.kind in ("optimizer", "generator", "checkpoint", "file"):
             key = cause.part
         else:
             key = cause.kind
@@ -236,9 +238,17 @@ def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
             f"The samples of update {cause.update} are the same and their contents differ: "
             "augmentation draws other random numbers."
         )
+    if cause.kind == "file":
+        name = cause.part.removeprefix("file.")
+        return (
+            f"{name} differs: it was last written after update {cause.actual}, and after update "
+            f"{cause.expected} in the run without a kill. What decides when it is written, such as "
+            "the best value, was not restored."
+        )
     return (
-        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored "
-        "or is not updated as before."
+        f"`{name}` in {cause.actual or 'the checkpoint'}, written after update {cause.update}, "
+        "differs: it was not restored or is not updated as before. The trained weights are equal; an "
+        "average of them (EMA) differs if it begins again with the restored weights."
     )
 
 

@@ -8,12 +8,14 @@ import pytest
 
 from phasetrain.addons.audit.checkpoints import (
     choose_torn_saves,
+    compare_files,
     find_points,
     find_read_patterns,
     guess_output_patterns,
 )
 from phasetrain.addons.audit.runs import Finished
 from phasetrain.addons.audit.trace import Save, Trace, Update, read_trace
+from phasetrain.addons.audit.verdict import make_findings
 
 UPDATE = Update(1, (), (), (), (), {}, None, None, {}, "", "")
 
@@ -99,3 +101,37 @@ def test_a_checkpoint_has_the_name_that_it_is_renamed_to(tmp_path: Path) -> None
     trace = read_trace(path)
     assert [save.path for save in trace.saves] == ["/run/a.pt"]
     assert (trace.files, trace.reads) == ([(5, "/run/a.pt")], ["/run/a.pt"])
+
+
+@pytest.mark.parametrize(
+    ("killed", "resumed", "expected"),
+    [
+        # (update, digest of the weights); the run without a kill wrote 23: 1, 46: 2 and 92: 3.
+        ([(23, 1)], [(6, 2), (52, 3)], []),
+        ([(23, 1), (46, 2)], [(6, 2), (52, 3)], []),
+        # The best value is 0 again: also written after update 69.
+        ([(23, 1)], [(6, 2), (29, 9), (52, 3)], []),
+        ([(23, 1)], [(6, 2), (29, 9), (52, 3), (55, 8)], [("file.best.pt", 69, 92, 95)]),
+        ([(23, 1)], [(6, 2)], [("file.best.pt", 92, 92, 46)]),
+        # As it is written at the start of every process.
+        ([(0, 0), (23, 1)], [(0, 4), (6, 2), (52, 3)], []),
+        # Other weights after the same update are a difference of the checkpoint.
+        ([(23, 1)], [(6, 2), (52, 9)], []),
+        # Beyond the end of the run without a kill.
+        ([(23, 1)], [(6, 2), (52, 3), (61, 7)], []),
+    ],
+)
+def test_a_file_that_is_written_after_other_updates_is_compared_at_the_end(
+    killed: list[tuple[int, int]],
+    resumed: list[tuple[int, int]],
+    expected: list[tuple[str, int, int, int]],
+) -> None:
+    unbroken, before, after = (
+        finish([(number, "best.pt") for number, _ in saves], [{"w": value} for _, value in saves])
+        for saves in ([(23, 1), (46, 2), (92, 3)], killed, resumed)
+    )
+    found = compare_files(unbroken, before, after, 40)
+    assert [(one.part, one.update, one.expected, one.actual) for one in found] == expected
+    findings, effects = make_findings(found, [], after.ranks, unbroken.ranks)
+    assert [(one.code, one.part) for one in findings] == [("file", one.part) for one in found]
+    assert effects == []

@@ -149,6 +149,17 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
     again = replace(resumed(), saves=[Save(5, "b.pt", {"ema.0": 0, "model.0": 2}, "train.py:5")])
     found = compare(saved, again, 5)
     assert [(one.part, one.update) for one in found] == [("checkpoint.ema", 10)]
+    # Of several files, those with the same name; and the file is named.
+    first, second = Save(10, "best.pt", {"net.0": 1}, ""), Save(10, "last.pt", {"net.0": 2}, "")
+    saved = replace(REFERENCE, saves=[first, second])
+    again = replace(
+        resumed(), saves=[replace(first, after=5, leaves={"net.0": 9}), replace(second, after=5)]
+    )
+    found = compare(saved, again, 5)
+    assert [(one.part, one.update) for one in found] == [("checkpoint.net", 10)]
+    (finding,) = make_findings(found, [], {"0": again}, {"0": saved})[0]
+    assert "`net` in best.pt" in finding.sentence
+    assert "EMA" in finding.sentence
 
 
 @pytest.mark.parametrize(
