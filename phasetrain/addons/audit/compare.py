@@ -206,7 +206,9 @@ def _compare_update(
     elif expected.content != update.content:
         yield Difference("content", number)
     for library in _differing(expected.generators, update.generators):
-        yield Difference(f"generator.{library}", number, at_start=update.number == 1)
+        state = expected.generators[library]
+        at_start = update.number == 1
+        yield Difference(f"generator.{library}", number, at_start=at_start, expected=state)
     for part in _differing(before, update.before):
         yield Difference(part, number, at_start=True)
     yield from _compare_options(expected, update)

@@ -8,7 +8,8 @@ Each process writes one JSON object per line to `trace-PID.jsonl`:
 
 - `start`: version of torch, rank.
 - `update`: one optimizer step, with the samples, losses, options and digests of the state.
-- `epoch`: an iterator over a DataLoader has been made.
+- `epoch`: an iterator over a DataLoader is made; until the first update, with the digest of torch's
+  generator.
 - `save`, `load`, `file`: a checkpoint was written or read, or another file was written or renamed.
 - `read`: a file that may be a checkpoint was opened before the first update.
 - `stride`: how often the state is digested.
@@ -236,8 +237,7 @@ class Probe:
             reset(this, *args, **kwargs)
 
         def record_epoch(this: Any) -> Any:
-            if self.is_on:
-                self.write("epoch", workers=this.num_workers, place=_place())
+            self.record(self._on_epoch, this, _place())
             return make_iterator(this)
 
         def change_workers(this: Any, *args: Any, **kwargs: Any) -> None:
@@ -363,6 +363,13 @@ class Probe:
         module.save_file, module.load_file = record_save, record_load
 
     # Events
+
+    def _on_epoch(self, loader: Any, place: str) -> None:
+        # Before the iterator draws its seed, from torch's generator unless the loader has its own.
+        generator = None
+        if not self.updates:
+            generator = _digest([self._torch.default_generator.get_state()])
+        self.write("epoch", workers=loader.num_workers, place=place, generator=generator)
 
     def _on_batch(self, iterator: Any, batch: Any) -> None:
         began = time.perf_counter()

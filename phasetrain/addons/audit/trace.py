@@ -79,6 +79,8 @@ class Trace:
         reads: files opened before the first update that may be checkpoints.
         restores: kinds of objects whose `load_state_dict` was called, and by whom.
         files: files written that may be checkpoints, in order, with the updates before each.
+        generators: digest of torch's generator before an iterator of a DataLoader was made, before
+            the first update -> where it was made.
         workers: most workers of a DataLoader.
         every: updates between two digests of the state; 0 if the run was too short to choose.
         share: cost of the probe, relative to the rest of a step, before it was spread.
@@ -96,6 +98,7 @@ class Trace:
     restores: Sequence[Mapping[str, Any]] = ()
     files: Sequence[tuple[int, str]] = ()
     reads: Sequence[str] = ()
+    generators: Mapping[int, str] = field(default_factory=dict)
     workers: int = 0
     every: int = 0
     share: float = 0.0
@@ -123,6 +126,7 @@ class _Draft:
     restores: list[Mapping[str, Any]] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
+    generators: dict[int, str] = field(default_factory=dict)
     workers: int = 0
     rest: dict[str, Any] = field(default_factory=dict)
 
@@ -150,6 +154,7 @@ def read_trace(path: Path) -> Trace:
         draft.restores,
         draft.files,
         draft.reads,
+        draft.generators,
         draft.workers,
         **draft.rest,
     )
@@ -197,6 +202,8 @@ def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
         draft.rest.update(failure=event["error"])
     elif event_kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
+        if event["generator"] is not None:
+            draft.generators[event["generator"]] = event["place"]
     else:
         _add_file_event(draft, event)
 

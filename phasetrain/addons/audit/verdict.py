@@ -164,13 +164,18 @@ def _merge(
             continue
         done.add(key)
         rank = cause.ranks[0] if cause.ranks else next(iter(reference))
+        place = _place(cause, resumed[rank])
+        remedy = find_remedy(cause.kind, reference[rank].framework, len(reference))
         sentence = _describe(cause, samples, reference[rank])
+        loader = _find_draw(cause, resumed[rank])
+        if loader is not None:
+            sentence, place, remedy = _describe_draw(cause), loader, find_remedy("seed", "")
         findings.append(
             Finding(
                 cause.kind,
                 _name_ranks(cause.ranks, len(reference)) + sentence,
-                _place(cause, resumed[rank]),
-                find_remedy(cause.kind, reference[rank].framework, len(reference)),
+                place,
+                remedy,
                 cause.part,
                 cause.update,
                 list(cause.ranks) if len(reference) > 1 else [],
@@ -226,6 +231,21 @@ def _describe(cause: Difference, samples: Sequence[Samples], reference: Trace) -
     return _describe_rest(cause, name, reference)
 
 
+def _find_draw(cause: Difference, resumed: Trace) -> str | None:
+    """Return where the iterator of a DataLoader was made that has moved torch's generator, which
+    had been restored; None if that is not the cause."""
+    is_start = cause.part == "generator.torch" and cause.at_start
+    return resumed.generators.get(cause.expected) if is_start else None
+
+
+def _describe_draw(cause: Difference) -> str:
+    return (
+        "Torch's generator was restored, and then the iterator of the DataLoader drew its seed "
+        "from it: dropout and other random operations draw other numbers from update "
+        f"{cause.update} on."
+    )
+
+
 def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
@@ -247,8 +267,8 @@ def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
         )
     return (
         f"`{name}` in {cause.actual or 'the checkpoint'}, written after update {cause.update}, "
-        "differs: it was not restored or is not updated as before. The trained weights are equal; an "
-        "average of them (EMA) differs if it begins again with the restored weights."
+        "differs: it was not restored or is not updated as before. The trained weights are equal; "
+        "an average of them (EMA) differs if it begins again with the restored weights."
     )
 
 

@@ -1,10 +1,14 @@
 """What a comparison of two records finds: equal and shifted runs, written by hand."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from phasetrain.addons.audit.compare import (
     Samples,
@@ -23,6 +27,7 @@ from phasetrain.addons.audit.cost import (
     format_time,
     measure_cost,
 )
+from phasetrain.addons.audit.remedies import find_remedy
 from phasetrain.addons.audit.trace import Save, Trace, Update, drop_undone
 from phasetrain.addons.audit.verdict import make_findings
 
@@ -322,3 +327,39 @@ def test_updates_before_an_optimizer_that_begins_with_the_first_weights_are_undo
 def test_samples_are_not_compared_if_one_run_reads_without_a_loader() -> None:
     without = run([one(number, samples=(), content=()) for number in range(6, 13)], start=5)
     assert compare(REFERENCE, without, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("generators", "place", "is_seed"),
+    [
+        ({}, "train.py:9", False),
+        ({6: "a.py:1"}, "train.py:9", False),
+        ({7: "a.py:1"}, "a.py:1", True),
+    ],
+)
+def test_a_generator_that_the_loader_moves_after_the_load_is_told(
+    generators: dict[int, str], place: str, is_seed: bool
+) -> None:
+    # Update 6 had digest 7 before its forward pass; here 8, and 7 before the iterator was made.
+    other = replace(resumed(generators={"torch": 8}, loss_digests=(0,)), generators=generators)
+    found = merge_ranks({"0": compare(REFERENCE, other, 5)})
+    (finding,) = make_findings(found, [], {"0": other}, {"0": REFERENCE})[0]
+    assert (finding.code, finding.part, finding.place) == ("generator", "generator.torch", place)
+    assert finding.remedy == find_remedy("seed" if is_seed else "generator", "")
+
+
+def test_the_remedy_for_generators_can_be_run(tmp_path: Path) -> None:
+    checkpoint: dict[str, Any] = {}
+    save, load = find_remedy("generator", "").split("torch.set_rng_state", 1)
+    names: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "torch": torch,
+        "numpy": numpy,
+        "random": random,
+    }
+    exec(save, names)
+    torch.save(checkpoint, tmp_path / "last.pt")
+    expected = [torch.rand(1).item(), numpy.random.rand(), random.random()]
+    names["checkpoint"] = torch.load(tmp_path / "last.pt", weights_only=True)
+    exec("torch.set_rng_state" + load.partition("DataLoader")[0], names)
+    assert [torch.rand(1).item(), numpy.random.rand(), random.random()] == expected

@@ -53,6 +53,9 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("trace-*.jsonl")
     trace = read_trace(path)
     assert (len(trace.updates), trace.saves, trace.failure) == (24, [], "")
+    # The first iterator is made with the generator as it was, before it draws its seed.
+    assert len(trace.generators) == 1
+    assert trace.updates[0].generators["torch"] not in trace.generators
     # The first one contains the start of the process with the import of torch.
     assert trace.updates[0].seconds > max(update.seconds for update in trace.updates[1:]) > 0
 
