@@ -75,6 +75,13 @@ class Samples:
         pattern: `again` (the epoch starts over), `skipped` (batches are left out), `late` (equal
             at first), `other` (another order).
         rank: of the process that trained them; empty for all ranks together.
+        updates: first and last update of the unbroken run of which the samples are.
+        is_first_order: whether the resumed process begins with the first batch of the training,
+            in a later epoch.
+        until: last update of the epoch that the resumed process began from its start; 0 if it did
+            not, or did not end it.
+        twice_until: samples trained twice until then, of those of the epoch.
+        never_until: samples not trained until then.
     """
 
     total: int
@@ -82,6 +89,11 @@ class Samples:
     never: int
     pattern: str
     rank: str = ""
+    updates: tuple[int, int] = (0, 0)
+    is_first_order: bool = False
+    until: int = 0
+    twice_until: int = 0
+    never_until: int = 0
 
 
 def find_start(reference: Trace, resumed: Trace) -> int | None:
@@ -282,8 +294,8 @@ def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -
         start: number of updates of `killed` that count.
     """
     # Of one rank: with another one, a sample that fills up the last batch would end the epoch.
-    first, last = find_epoch(next(iter(reference.values())), start)
-    last = min(last, *(start + len(trace.updates) for trace in resumed.values()))
+    first, end = find_epoch(next(iter(reference.values())), start)
+    last = min(end, *(start + len(trace.updates) for trace in resumed.values()))
     patterns = {
         rank: _find_pattern(reference[rank], trace, start, first) for rank, trace in resumed.items()
     }
@@ -298,7 +310,37 @@ def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -
     counts = [_count(chain(*expected.values()), chain(*trained.values()), pattern)]
     if len(resumed) > 1:
         counts += [_count(expected[rank], trained[rank], patterns[rank], rank) for rank in resumed]
+    rank, process = next(iter(resumed.items()))
+    begins_training = process.updates[0].samples == reference[rank].updates[0].samples
+    counts = [
+        replace(
+            count,
+            updates=(first + 1, last),
+            is_first_order=begins_training and pattern == "other",
+        )
+        for count in counts
+    ]
+    # An epoch that is as long as the whole one was begun from its start.
+    length = find_epoch(process, 0)[1]
+    if first < start and length == end - first:
+        whole = _count(
+            _list_all(reference, first, end),
+            chain(_list_all(killed, first, start), _list_all(resumed, 0, length)),
+            pattern,
+        )
+        counts[0] = replace(
+            counts[0],
+            until=start + length,
+            twice_until=whole.twice,
+            never_until=whole.never,
+        )
     return counts
+
+
+def _list_all(ranks: Ranks, first: int, last: int) -> list[Any]:
+    return [
+        sample for trace in ranks.values() for sample in _list_samples(trace.updates[first:last])
+    ]
 
 
 def _list_samples(updates: Sequence[Update]) -> list[Any]:

@@ -284,9 +284,10 @@ def _describe_samples(cause: Difference, counts: Sequence[Samples]) -> str:
     samples = counts[0]
     sentence = ""
     if samples.twice or samples.never:
+        first, last = samples.updates
         sentence = (
             f"{samples.twice} of {samples.total} samples of the epoch were trained twice and "
-            f"{samples.never} never{_list_ranks(counts[1:])}: "
+            f"{samples.never} never{_list_ranks(counts[1:])}, in updates {first} to {last}: "
         )
     reason = {
         "again": "the loader starts its epoch again.",
@@ -295,7 +296,16 @@ def _describe_samples(cause: Difference, counts: Sequence[Samples]) -> str:
         "other": "the order of the samples is another one, because its generator or epoch was not "
         "restored.",
     }[samples.pattern]
-    return f"{sentence}{reason}" if sentence else f"{reason[0].upper()}{reason[1:]}"
+    sentence = f"{sentence}{reason}" if sentence else f"{reason[0].upper()}{reason[1:]}"
+    if samples.is_first_order:
+        sentence += " It begins with the first batch of the training, as epoch 1 did."
+    if samples.until:
+        sentence += (
+            f" The epoch was begun from its start: when it ends, after update {samples.until}, "
+            f"{samples.twice_until} of its samples were trained twice and {samples.never_until} "
+            "never."
+        )
+    return sentence
 
 
 def _list_ranks(counts: Sequence[Samples]) -> str:

@@ -119,6 +119,7 @@ def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
     ]
     # Updates 6 to 8 would have ended the epoch with samples 20 to 31; they had 0 to 11.
     assert check.findings[0].sentence.startswith("12 of 32 samples of the epoch were trained twice")
+    assert "in updates 1 to 8" in check.findings[0].sentence
     assert [finding.place.rpartition("/")[2] for finding in check.findings] == [
         "train.py:18",
         *["train.py:14"] * 3,

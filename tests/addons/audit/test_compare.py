@@ -108,6 +108,9 @@ def test_the_part_that_differs_is_named(changes: dict[str, Any], part: str, at_s
         ([6, 4, 2], Samples(8, 0, 0, "skipped")),
         ([2, 6, 6], Samples(8, 2, 2, "late")),
         ([5, 1, 3], Samples(8, 1, 1, "other")),
+        # The epoch is begun again and trained to its end: nothing is left out of that.
+        ([0, 2, 4, 6], Samples(8, 2, 2, "again", until=9, twice_until=2)),
+        ([0, 2, 4, 0], Samples(8, 2, 2, "again")),
     ],
 )
 def test_samples_that_were_trained_twice_or_never_are_counted(
@@ -115,7 +118,19 @@ def test_samples_that_were_trained_twice_or_never_are_counted(
 ) -> None:
     updates = [one(6 + number, sample) for number, sample in enumerate(samples)]
     other = {"0": run(updates, start=5)}
-    assert count_samples({"0": REFERENCE}, {"0": KILLED}, other, 5) == [expected]
+    found = count_samples({"0": REFERENCE}, {"0": KILLED}, other, 5)
+    assert found == [replace(expected, updates=(5, 8))]
+
+
+@pytest.mark.parametrize(("sample", "is_first"), [(0, True), (1, False)])
+def test_the_order_of_the_first_epoch_is_recognised(sample: int, is_first: bool) -> None:
+    shuffled = [one(number) for number in range(1, 5)]
+    shuffled += [one(4 + number, sample) for number, sample in enumerate((6, 2, 4, 0), 1)]
+    shuffled[-1] = one(8, samples=((1, 0),))
+    other = {"0": run([one(6, sample), one(7, 2), one(8, 4)], start=5)}
+    reference, killed = {"0": run(shuffled)}, {"0": run(shuffled[:7])}
+    (found,) = count_samples(reference, killed, other, 5)
+    assert (found.pattern, found.is_first_order, found.updates) == ("other", is_first, (5, 8))
 
 
 def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
