@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phasetrain.addons.audit.auditor import Audit
 from phasetrain.addons.audit.cost import describe_cost
-from phasetrain.addons.audit.text import describe_question
+from phasetrain.addons.audit.text import describe_question, list_effects
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 8
 
@@ -43,6 +43,8 @@ def _lines(audit: Audit, command: Sequence[str]) -> Iterator[str]:
                 yield f"<p class=place>{escape(finding.place)}</p>"
             if finding.remedy:
                 yield f"<pre>{escape(finding.remedy)}</pre>"
+        if check.findings:
+            yield from (f"<p>{escape(line)}</p>" for line in list_effects(check))
         if check.cost is not None:
             yield f"<p>{escape(describe_cost(check.cost))}</p>"
     for note in audit.notes:

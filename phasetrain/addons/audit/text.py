@@ -33,7 +33,7 @@ def _lines(audit: Audit) -> Iterator[str]:
             for line in finding.remedy.splitlines():
                 yield f"       {line}"
         if check.findings:
-            yield from _list_effects(check)
+            yield from (f"  {line}" for line in list_effects(check))
         if check.cost is not None:
             yield f"  {describe_cost(check.cost)}"
     if audit.notes:
@@ -46,11 +46,12 @@ def describe_question(check: Check) -> str:
     return QUESTIONS[check.name].format(file=check.file)
 
 
-def _list_effects(check: Check) -> Iterator[str]:
+def list_effects(check: Check) -> Iterator[str]:
+    """Yield sentences that name the parts which differ besides the causes."""
     # Samples, weights and a loss follow from a cause. A generator may just not be saved.
     generators = [part for part in check.effects if part.startswith("generator.")]
     rest = [part for part in check.effects if part not in generators]
     if rest:
-        yield f"  As a consequence: {', '.join(rest)}."
+        yield f"As a consequence: {', '.join(rest)}."
     if generators:
-        yield f"  A consequence, or a cause as well: {', '.join(generators)}."
+        yield f"A consequence, or a cause as well: {', '.join(generators)}."

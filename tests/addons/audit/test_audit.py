@@ -433,10 +433,15 @@ def test_a_new_start_says_what_was_read(loads: tuple[Any, ...], is_same: bool, w
     assert check.findings[0].code == "start"
 
 
-def test_a_generator_that_differs_may_be_a_cause_as_well() -> None:
+def test_a_generator_that_differs_may_be_a_cause_as_well(tmp_path: Path) -> None:
     finding = Finding("samples", "The order differs.")
     check = Check("resume", 1, "Not exact.", [finding], ["generator.torch", "loss", "weights"])
-    assert format_audit(Audit(1, "Not exact.", [check])).splitlines()[-2:] == [
-        "  As a consequence: loss, weights.",
-        "  A consequence, or a cause as well: generator.torch.",
+    lines = [
+        "As a consequence: loss, weights.",
+        "A consequence, or a cause as well: generator.torch.",
     ]
+    found = Audit(1, "Not exact.", [check])
+    assert format_audit(found).splitlines()[-2:] == [f"  {line}" for line in lines]
+    write_page(found, ["train"], tmp_path / "audit.html")
+    page = tmp_path.joinpath("audit.html").read_text().splitlines()
+    assert page[-3:-1] == [f"<p>{line}</p>" for line in lines]
