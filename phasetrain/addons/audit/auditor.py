@@ -22,6 +22,7 @@ from phasetrain.addons.audit.checkpoints import (
     find_points,
     find_read_patterns,
     guess_output_patterns,
+    list_other_writes,
 )
 from phasetrain.addons.audit.compare import (
     Difference,
@@ -236,6 +237,7 @@ class _Auditor:
         noise = _compare_ranks(first.ranks, again.ranks)
         self.noise = {difference.part: difference.update for difference in noise}
         self.noise.update({file.part: 0 for file in compare_files(first, again, again, 0)})
+        self.noise.update({f"file.{name}": 0 for name in list_other_writes(first, again, again, 0)})
         killed, before = self._kill(kill_at, limits)
         self.report("resumed")
         check, start, resumed = self._resume(killed.folder, again, killed, "resume")
@@ -246,6 +248,13 @@ class _Auditor:
             killed, before = self._kill(better, limits)
             self.report("resumed")
             check, start, resumed = self._resume(killed.folder, again, killed, "resume")
+        for name, update in list_other_writes(again, killed, resumed, start).items():
+            if start and not check.exit_code and f"file.{name}" not in self.noise:
+                self.notes.append(
+                    f"Only one of the runs, with or without a kill, wrote {name} after update "
+                    f"{update}; its last contents are equal. If it has the best weights, the best "
+                    "value was not restored: another kill can leave worse ones."
+                )
         checks = [check]
         if check.exit_code == EXACT and not self.options.quick:
             checks += self._ask_more(before, again, killed, resumed, start, limits)

@@ -1,7 +1,7 @@
 """Which of the files that a script writes are the checkpoint that its resume reads."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,21 +93,44 @@ def compare_files(
         resumed: the process after it.
         start: number of updates of `killed` that count.
     """
-    expected, before = _list_saves(unbroken, 0), _list_saves(killed, 0)
+    return [
+        Difference(
+            f"file.{name}",
+            min(unequal),
+            expected=expected.after,
+            actual=actual.after,
+        )
+        for name, expected, actual, unequal in _pair_files(unbroken, killed, resumed, start)
+        if expected.leaves != actual.leaves
+    ]
+
+
+def list_other_writes(
+    unbroken: Finished, killed: Finished, resumed: Finished, start: int
+) -> dict[str, int]:
+    """Return files that were written after other updates and end with equal contents, with the
+    first update that only one of the runs wrote them after; see `compare_files`."""
+    return {
+        name: min(unequal)
+        for name, expected, actual, unequal in _pair_files(unbroken, killed, resumed, start)
+        if expected.leaves == actual.leaves
+    }
+
+
+def _pair_files(
+    unbroken: Finished, killed: Finished, resumed: Finished, start: int
+) -> Iterator[tuple[str, Save, Save, set[int]]]:
+    """Yield each file that was written after other updates: its name, its last save without and
+    with a kill, and the updates after which one of the runs wrote it."""
+    before, after = _list_saves(killed, 0), _list_saves(resumed, start)
     count = len(unbroken.trace.updates)
-    differences = []
-    for name, saves in expected.items():
-        repeated = [
-            save for save in _list_saves(resumed, start).get(name, ()) if save.after <= count
-        ]
+    for name, saves in _list_saves(unbroken, 0).items():
+        repeated = [save for save in after.get(name, ()) if save.after <= count]
         final = [*before.get(name, ()), *repeated][-1:]
         unequal = {save.after for save in saves if save.after > start}
         unequal ^= {save.after for save in repeated}
-        if final and unequal and final[0].leaves != saves[-1].leaves:
-            after = saves[-1].after, final[0].after
-            part = f"file.{name}"
-            differences.append(Difference(part, min(unequal), expected=after[0], actual=after[1]))
-    return differences
+        if final and unequal:
+            yield name, saves[-1], final[0], unequal
 
 
 def _list_saves(run: Finished, start: int) -> dict[str, list[Save]]:

@@ -12,6 +12,7 @@ from phasetrain.addons.audit.checkpoints import (
     find_points,
     find_read_patterns,
     guess_output_patterns,
+    list_other_writes,
 )
 from phasetrain.addons.audit.runs import Finished
 from phasetrain.addons.audit.trace import Save, Trace, Update, read_trace
@@ -104,27 +105,28 @@ def test_a_checkpoint_has_the_name_that_it_is_renamed_to(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("killed", "resumed", "expected"),
+    ("killed", "resumed", "expected", "others"),
     [
         # (update, digest of the weights); the run without a kill wrote 23: 1, 46: 2 and 92: 3.
-        ([(23, 1)], [(6, 2), (52, 3)], []),
-        ([(23, 1), (46, 2)], [(6, 2), (52, 3)], []),
+        ([(23, 1)], [(6, 2), (52, 3)], [], {}),
+        ([(23, 1), (46, 2)], [(6, 2), (52, 3)], [], {}),
         # The best value is 0 again: also written after update 69.
-        ([(23, 1)], [(6, 2), (29, 9), (52, 3)], []),
-        ([(23, 1)], [(6, 2), (29, 9), (52, 3), (55, 8)], [("file.best.pt", 69, 92, 95)]),
-        ([(23, 1)], [(6, 2)], [("file.best.pt", 92, 92, 46)]),
+        ([(23, 1)], [(6, 2), (29, 9), (52, 3)], [], {"best.pt": 69}),
+        ([(23, 1)], [(6, 2), (29, 9), (52, 3), (55, 8)], [("file.best.pt", 69, 92, 95)], {}),
+        ([(23, 1)], [(6, 2)], [("file.best.pt", 92, 92, 46)], {}),
         # As it is written at the start of every process.
-        ([(0, 0), (23, 1)], [(0, 4), (6, 2), (52, 3)], []),
+        ([(0, 0), (23, 1)], [(0, 4), (6, 2), (52, 3)], [], {}),
         # Other weights after the same update are a difference of the checkpoint.
-        ([(23, 1)], [(6, 2), (52, 9)], []),
+        ([(23, 1)], [(6, 2), (52, 9)], [], {}),
         # Beyond the end of the run without a kill.
-        ([(23, 1)], [(6, 2), (52, 3), (61, 7)], []),
+        ([(23, 1)], [(6, 2), (52, 3), (61, 7)], [], {}),
     ],
 )
 def test_a_file_that_is_written_after_other_updates_is_compared_at_the_end(
     killed: list[tuple[int, int]],
     resumed: list[tuple[int, int]],
     expected: list[tuple[str, int, int, int]],
+    others: dict[str, int],
 ) -> None:
     unbroken, before, after = (
         finish([(number, "best.pt") for number, _ in saves], [{"w": value} for _, value in saves])
@@ -132,6 +134,7 @@ def test_a_file_that_is_written_after_other_updates_is_compared_at_the_end(
     )
     found = compare_files(unbroken, before, after, 40)
     assert [(one.part, one.update, one.expected, one.actual) for one in found] == expected
+    assert list_other_writes(unbroken, before, after, 40) == others
     findings, effects = make_findings(found, [], after.ranks, unbroken.ranks)
     assert [(one.code, one.part) for one in findings] == [("file", one.part) for one in found]
     assert effects == []
