@@ -1,11 +1,14 @@
 """Which files are the checkpoint that a resume reads: literal records of runs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from phasetrain.addons.audit.auditor import Audit, Options, _Auditor
 from phasetrain.addons.audit.checkpoints import (
     choose_torn_saves,
     compare_files,
@@ -14,9 +17,10 @@ from phasetrain.addons.audit.checkpoints import (
     guess_output_patterns,
     list_other_writes,
 )
-from phasetrain.addons.audit.runs import Finished
+from phasetrain.addons.audit.runs import Finished, Runner
+from phasetrain.addons.audit.text import format_audit
 from phasetrain.addons.audit.trace import Save, Trace, Update, read_trace
-from phasetrain.addons.audit.verdict import make_findings
+from phasetrain.addons.audit.verdict import Check, make_findings
 
 UPDATE = Update(1, (), (), (), (), {}, None, None, {}, "", "")
 
@@ -138,3 +142,67 @@ def test_a_file_that_is_written_after_other_updates_is_compared_at_the_end(
     findings, effects = make_findings(found, [], after.ranks, unbroken.ranks)
     assert [(one.code, one.part) for one in findings] == [("file", one.part) for one in found]
     assert effects == []
+
+
+class LiteralRunner(Runner):
+    """Returns records of runs of 100 updates, instead of running a command.
+
+    Args:
+        scratch: folder that the runs would have.
+        sizes: values of the files that a run writes.
+        reads: names of the files that a resume reads, of which the first one has the weights.
+    """
+
+    def __init__(self, scratch: Path, sizes: list[dict[str, int]], reads: list[str]) -> None:
+        super().__init__(["train", "{run}"], scratch, 1.0)
+        self.sizes, self.reads = sizes, reads
+        self.kills: list[int] = []
+
+    def new_folder(self, name: str, like: Path | None = None) -> Path:
+        return Path("/run")
+
+    def run(
+        self, folder: Path, options: Mapping[str, int], command: Sequence[str] | None = None
+    ) -> Finished:
+        last = options.get("kill_at", 100)
+        if "kill_at" in options:
+            self.kills.append(last)
+        files = [file for file in BOTH if file[0] <= last]
+        run = finish(files, self.sizes)
+        begin = 0
+        if self.kills and last == 100:
+            written = [after for after, name in BOTH if name in self.reads]
+            begin = max((after for after in written if after <= self.kills[-1]), default=0)
+            run = finish(reads=self.reads)
+        digests: Any = [{"weights": number, "buffers": {}} for number in range(101)]
+        updates = [
+            replace(UPDATE, number=number - begin, state=digests[number])
+            for number in range(begin + 1, last + 1)
+        ]
+        updates[0] = replace(updates[0], before=digests[begin])
+        return replace(run, traces=[replace(run.trace, updates=updates)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reads", "kills"),
+    [
+        (BOTH_SIZES, ["out/ckpt_40.pt", "out/ckpt_80.pt"], [89]),
+        # Half way between 46 and 80; then between 80 and the end, or between 46 and 92.
+        ([FULL] * 5, ["out/ckpt_40.pt", "out/ckpt_80.pt"], [63, 89]),
+        ([FULL] * 5, ["best.pt"], [63, 69]),
+        ([FULL] * 5, [], [63]),
+    ],
+)
+def test_a_kill_that_other_files_decided_about_is_repeated(
+    sizes: list[dict[str, int]], reads: list[str], kills: list[int], tmp_path: Path
+) -> None:
+    runner = LiteralRunner(tmp_path, sizes, reads)
+    found = _Auditor(runner, Options(resume=["again"], quick=True), lambda _: None).audit()
+    assert runner.kills == kills
+    assert found.exit_code == (0 if reads else 1)
+
+
+def test_a_torn_file_is_named() -> None:
+    checks = [Check("torn_save", 0, "Exact.", file="out/ckpt_#.pt")]
+    text = format_audit(Audit(0, "Exact.", checks))
+    assert text.splitlines()[2] == "after a kill while out/ckpt_#.pt was written: exact"
