@@ -15,6 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from phasetrain.addons.audit.checkpoints import (
+    choose_torn_saves,
+    compare_files,
+    find_pattern,
+    find_points,
+    find_read_patterns,
+    guess_output_patterns,
+    list_other_writes,
+)
 from phasetrain.addons.audit.compare import (
     Difference,
     compare,
@@ -201,12 +210,15 @@ class _Auditor:
         self.limits = {"stop_at": options.updates} if options.updates else {}
         self.noise: dict[str, int] = {}
         self.notes: list[str] = []
+        self.patterns: set[str] = set()  # of the files that a resume reads
+        self.outputs: set[str] = set()  # of files that are only written
 
     def audit(self) -> Audit:
         """Ask every question."""
         self.report("the script, from start to end")
         first = self.runner.run(self.runner.new_folder("first"), self.limits)
         trace = _require_updates(first)
+        self.outputs = guess_output_patterns(first)
         kill_at = self._choose_kill(first)
         limits = {**self.limits, "every": max(1, trace.every)}
         self.report("the script once more, for its own noise")
@@ -224,28 +236,52 @@ class _Auditor:
         _require_equal_ranks(first, again, "second")
         noise = _compare_ranks(first.ranks, again.ranks)
         self.noise = {difference.part: difference.update for difference in noise}
-        self.report(f"killed after update {kill_at}")
-        folder = self.runner.new_folder("killed")
-        killed = self.runner.run(folder, {**limits, "kill_at": kill_at + trace.undone})
-        _require_equal_ranks(first, killed, "killed")
-        if len(killed.trace.updates) + killed.trace.undone != kill_at + trace.undone:
-            raise CannotAuditError(
-                f"the run that was to be killed after update {kill_at} ended after update "
-                f"{len(killed.trace.updates)}, with exit code {killed.exit_code}\n{killed.output}"
-            )
-        before = self.runner.new_folder("before", like=folder)
+        self.noise.update({file.part: 0 for file in compare_files(first, again, again, 0)})
+        self.noise.update({f"file.{name}": 0 for name in list_other_writes(first, again, again, 0)})
+        killed, before = self._kill(kill_at, limits)
         self.report("resumed")
-        check, start, resumed = self._resume(folder, again, killed, "resume")
+        check, start, resumed = self._resume(killed.folder, again, killed, "resume")
+        self.patterns = find_read_patterns(killed, resumed)
+        better = self._choose_kill(first) if self._find_points(first) else kill_at
+        if self.patterns and better != kill_at:
+            # The files that decided about the kill are not those that the resume reads.
+            killed, before = self._kill(better, limits)
+            self.report("resumed")
+            check, start, resumed = self._resume(killed.folder, again, killed, "resume")
+        for name, update in list_other_writes(again, killed, resumed, start).items():
+            if start and not check.exit_code and f"file.{name}" not in self.noise:
+                self.notes.append(
+                    f"Only one of the runs, with or without a kill, wrote {name} after update "
+                    f"{update}; its last contents are equal. If it has the best weights, the best "
+                    "value was not restored: another kill can leave worse ones."
+                )
         checks = [check]
         if check.exit_code == EXACT and not self.options.quick:
             checks += self._ask_more(before, again, killed, resumed, start, limits)
         return self._conclude(checks, noise, start)
 
+    def _kill(self, kill_at: int, limits: dict[str, int]) -> tuple[Finished, Path]:
+        """Return a run that was killed after an update, and a copy of its folder."""
+        self.report(f"killed after update {kill_at}")
+        folder = self.runner.new_folder(f"killed-{kill_at}")
+        undone = self.first.trace.undone
+        killed = self.runner.run(folder, {**limits, "kill_at": kill_at + undone})
+        _require_equal_ranks(self.first, killed, "killed")
+        if len(killed.trace.updates) + killed.trace.undone != kill_at + undone:
+            raise CannotAuditError(
+                f"the run that was to be killed after update {kill_at} ended after update "
+                f"{len(killed.trace.updates)}, with exit code {killed.exit_code}\n{killed.output}"
+            )
+        return killed, self.runner.new_folder(f"before-{kill_at}", like=folder)
+
+    def _find_points(self, run: Finished) -> list[int]:
+        return find_points(run, self.patterns, self.outputs)
+
     def _choose_kill(self, first: Finished) -> int:
         """Return the update of the kill: after a checkpoint, half way to the next one."""
         count = min(len(trace.updates) for trace in first.ranks.values())
         self._check_places(first)
-        points = _points(first)
+        points = self._find_points(first)
         kill_at = self.options.kill_at
         if kill_at is not None:
             if not 0 < kill_at < count:
@@ -309,7 +345,10 @@ class _Auditor:
             start = _start_by_file(killed, trace)
         if start == 0:
             is_same = self.options.resume is None
-            check = _explain_new_start(name, reference, killed, trace, is_same=is_same)
+            written = self._list_checkpoints(killed)
+            check = _explain_new_start(
+                name, reference, len(killed.trace.updates), trace, written if is_same else ()
+            )
             findings = [_shorten_place(finding, folder) for finding in check.findings]
             check = self._add_cost(replace(check, findings=findings), killed, resumed, 0)
             return check, 0, resumed
@@ -319,7 +358,9 @@ class _Auditor:
         }
         trace = next(iter(ranks.values()))
         is_ended = not self.limits and "kill_at" not in options
-        differences = self._without_noise(_compare_ranks(unbroken.ranks, ranks, start))
+        differences = _compare_ranks(unbroken.ranks, ranks, start)
+        differences += compare_files(unbroken, killed, resumed, start - undone)
+        differences = self._without_noise(differences)
         if is_ended:
             differences += compare_lengths(reference, trace, start)
         samples = count_samples(unbroken.ranks, killed.ranks, ranks, start)
@@ -361,7 +402,9 @@ class _Auditor:
             return None
         if not any(CHECKPOINT in w or CHECKPOINT_FOLDER in w for w in self.options.resume):
             return self.options.resume
-        paths = [_move(Path(path), killed.folder, folder) for _, path in killed.files]
+        paths = [
+            _move(Path(path), killed.folder, folder) for path in self._list_checkpoints(killed)
+        ]
         paths = [path for path in paths if path.exists()]
         if not paths:
             raise CannotAuditError("the killed run left no checkpoint for {ckpt}")
@@ -371,6 +414,10 @@ class _Auditor:
             )
             for word in self.options.resume
         ]
+
+    def _list_checkpoints(self, run: Finished) -> list[str]:
+        """Return the files that a run can be resumed from, the newest last."""
+        return [path for _, path in run.files if find_pattern(path, run.folder) not in self.outputs]
 
     def _ask_more(
         self,
@@ -392,7 +439,7 @@ class _Auditor:
                 self.notes.append(f"With {workers} workers per DataLoader: {check.sentence}")
             else:
                 yield check
-        points = _points(resumed)
+        points = self._find_points(resumed)
         if points:
             self.report("killed and resumed a second time")
             folder = self.runner.new_folder("second", like=before)
@@ -406,18 +453,18 @@ class _Auditor:
             joined = replace(
                 twice,
                 traces=[
-                    _join(killed.ranks[rank], trace, start) for rank, trace in twice.ranks.items()
+                    _join(_move_saves(killed.ranks[rank], killed.folder, folder), trace, start)
+                    for rank, trace in twice.ranks.items()
                 ],
             )
             yield self._resume(folder, unbroken, joined, "second_resume")[0]
-        direct = [number for number, save in enumerate(killed.trace.saves, 1) if save.path]
-        if direct:
-            self.report("killed while a checkpoint was written")
-            folder = self.runner.new_folder("torn")
-            torn = self.runner.run(folder, {**limits, "kill_in_save": direct[-1]})
+        for pattern, number in choose_torn_saves(killed, self.patterns).items():
+            self.report(f"killed while {pattern} was written")
+            folder = self.runner.new_folder(f"torn-{number}")
+            torn = self.runner.run(folder, {**limits, "kill_in_save": number})
             if torn.exit_code:  # it was killed: that save was made again
                 check = self._resume(folder, unbroken, torn, "torn_save")[0]
-                yield _explain_torn(check, killed)
+                yield _explain_torn(replace(check, file=pattern), killed, number)
 
     def _conclude(self, checks: list[Check], noise: list[Difference], start: int) -> Audit:
         first, notes = self.first, self.notes
@@ -434,7 +481,7 @@ class _Auditor:
                 f"Not deterministic: two runs of the same command differ from update "
                 f"{changing[0].update} on, first in: {changing[0].part}. {_explain_noise(changing)}"
             )
-        points = _points(first)
+        points = self._find_points(first)
         if start in points and not _overlaps_updates(points):
             notes.append(describe_worst_kill(first.ranks, points))
         optimizers = len({update.optimizer for update in trace.updates})
@@ -542,13 +589,6 @@ def _require_updates(first: Finished) -> Trace:
     return first.trace
 
 
-def _points(run: Finished) -> list[int]:
-    """Return after which updates a checkpoint was written, so that one more can be lost."""
-    after = {save.after for save in run.saves} | {after for after, _ in run.files}
-    count = min(len(trace.updates) for trace in run.ranks.values())
-    return sorted(point for point in after if 0 < point < count - 1)
-
-
 def _overlaps_updates(points: Sequence[int]) -> bool:
     """Return whether a checkpoint may be written during updates, so that the end of a file does not
     tell which update a kill goes back to."""
@@ -574,26 +614,25 @@ def _explain_failure(name: str, resumed: Finished) -> Check:
 
 
 def _explain_new_start(
-    name: str, reference: Trace, killed: Finished, trace: Trace, *, is_same: bool
+    name: str, reference: Trace, lost: int, trace: Trace, written: Sequence[str]
 ) -> Check:
     """Return the answer to a resume that began with the initial weights.
 
     Args:
         name: of the check.
         reference: record of the unbroken run.
-        killed: the run that was killed.
+        lost: number of updates of the run that was killed.
         trace: record of the second start.
-        is_same: whether the same command was started again.
+        written: its checkpoints, if the same command was started again.
     """
-    lost = len(killed.trace.updates)
     sentence = f"The second start begins again at update 1: {lost} updates are lost."
     if trace.loads:
         read = Path(trace.loads[0]["path"]).name or "a checkpoint"
         sentence += f" It read {read}, and did not use its weights."
-    elif is_same and killed.files:
-        written = Path(killed.files[-1][1]).name
+    elif written:
+        name = Path(written[-1]).name
         sentence += (
-            f" It was the same command, and did not read {written}; if another command resumes, "
+            f" It was the same command, and did not read {name}; if another command resumes, "
             'name it: --resume "COMMAND".'
         )
     line = trace.loads[0]["place"] if trace.loads else trace.updates[0].step_place
@@ -601,14 +640,14 @@ def _explain_new_start(
     return Check(name, DIFFERS, sentence, [finding])
 
 
-def _explain_torn(check: Check, killed: Finished) -> Check:
-    """Return the answer to the question about a kill in the middle of a save."""
+def _explain_torn(check: Check, killed: Finished, number: int) -> Check:
+    """Return the answer to the question about a kill in the middle of a save, by its number."""
     if check.exit_code == EXACT:
         return check
-    line = killed.trace.saves[-1].place if killed.trace.saves else ""
+    line = killed.trace.saves[number - 1].place
     sentence = (
-        "A kill while a checkpoint is written loses the run: the file is written in place, and the "
-        f"torn file is read by the next start. {check.sentence}"
+        f"A kill while {check.file} is written loses the run: the file is written in place, and "
+        f"the torn file is read by the next start. {check.sentence}"
     )
     finding = Finding("torn_save", sentence, line, TORN_REMEDY)
     finding = _shorten_place(finding, killed.folder)
@@ -655,6 +694,14 @@ def _join(killed: Trace, twice: Trace, start: int) -> Trace:
     saves = [save for save in killed.saves if save.after <= start]
     saves += [replace(save, after=save.after + start) for save in twice.saves]
     return replace(twice, updates=updates, saves=saves)
+
+
+def _move_saves(trace: Trace, source: Path, target: Path) -> Trace:
+    saves = [
+        replace(save, path=str(_move(Path(save.path), source, target)) if save.path else "")
+        for save in trace.saves
+    ]
+    return replace(trace, saves=saves)
 
 
 def _move(path: Path, source: Path, target: Path) -> Path:

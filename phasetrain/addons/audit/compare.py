@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-from phasetrain.addons.audit.trace import Ranks, Trace, Update
+from phasetrain.addons.audit.trace import Ranks, Save, Trace, Update
 
 Digests = Mapping[str, Any]
 """Part of the state -> its digest."""
@@ -27,6 +28,7 @@ ORDER = (
     "scaler",
     "loss",
     "checkpoint",
+    "file",
     "length",
 )
 """Kinds of differences, causes before their effects."""
@@ -73,6 +75,13 @@ class Samples:
         pattern: `again` (the epoch starts over), `skipped` (batches are left out), `late` (equal
             at first), `other` (another order).
         rank: of the process that trained them; empty for all ranks together.
+        updates: first and last update of the unbroken run of which the samples are.
+        is_first_order: whether the resumed process begins with the first batch of the training,
+            in a later epoch.
+        until: last update of the epoch that the resumed process began from its start; 0 if it did
+            not, or did not end it.
+        twice_until: samples trained twice until then, of those of the epoch.
+        never_until: samples not trained until then.
     """
 
     total: int
@@ -80,6 +89,11 @@ class Samples:
     never: int
     pattern: str
     rank: str = ""
+    updates: tuple[int, int] = (0, 0)
+    is_first_order: bool = False
+    until: int = 0
+    twice_until: int = 0
+    never_until: int = 0
 
 
 def find_start(reference: Trace, resumed: Trace) -> int | None:
@@ -165,7 +179,7 @@ def merge_ranks(by_rank: Mapping[str, Sequence[Difference]]) -> list[Difference]
 
 def _time(difference: Difference) -> tuple[int, int, int]:
     """Return when a difference shows: its update, before or after the step, causes first."""
-    after = {"loss": 1, "checkpoint": 3, "length": 4}.get(difference.kind, 0)
+    after = {"loss": 1, "checkpoint": 3, "file": 3, "length": 4}.get(difference.kind, 0)
     if difference.kind in STATE and not difference.at_start:
         after = 2
     return difference.update, after, ORDER.index(difference.kind)
@@ -204,7 +218,9 @@ def _compare_update(
     elif expected.content != update.content:
         yield Difference("content", number)
     for library in _differing(expected.generators, update.generators):
-        yield Difference(f"generator.{library}", number, at_start=update.number == 1)
+        state = expected.generators[library]
+        at_start = update.number == 1
+        yield Difference(f"generator.{library}", number, at_start=at_start, expected=state)
     for part in _differing(before, update.before):
         yield Difference(part, number, at_start=True)
     yield from _compare_options(expected, update)
@@ -253,14 +269,18 @@ def compare_lengths(reference: Trace, other: Trace, start: int) -> list[Differen
 
 def _compare_checkpoints(reference: Trace, other: Trace, start: int) -> Iterator[Difference]:
     """Yield a difference for each top-level value of a checkpoint that differs."""
-    by_update = {save.after: save for save in reference.saves}
+    by_update: dict[int, list[Save]] = {}
+    for save in reference.saves:
+        by_update.setdefault(save.after, []).append(save)
     for save in other.saves:
-        expected = by_update.get(start + save.after)
-        if expected is None:
-            continue
-        for path, digest in expected.leaves.items():
+        same = by_update.get(start + save.after, [])
+        name = Path(save.path).name
+        # Names may differ, for example by the time, if there is one file only.
+        named = same if len(same) == 1 else [one for one in same if Path(one.path).name == name]
+        for path, digest in named[-1].leaves.items() if named else ():
             if path in save.leaves and save.leaves[path] != digest:
-                yield Difference(f"checkpoint.{path.partition('.')[0]}", expected.after)
+                part = f"checkpoint.{path.partition('.')[0]}"
+                yield Difference(part, start + save.after, actual=name)
 
 
 def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -> list[Samples]:
@@ -274,8 +294,8 @@ def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -
         start: number of updates of `killed` that count.
     """
     # Of one rank: with another one, a sample that fills up the last batch would end the epoch.
-    first, last = find_epoch(next(iter(reference.values())), start)
-    last = min(last, *(start + len(trace.updates) for trace in resumed.values()))
+    first, end = find_epoch(next(iter(reference.values())), start)
+    last = min(end, *(start + len(trace.updates) for trace in resumed.values()))
     patterns = {
         rank: _find_pattern(reference[rank], trace, start, first) for rank, trace in resumed.items()
     }
@@ -290,7 +310,37 @@ def count_samples(reference: Ranks, killed: Ranks, resumed: Ranks, start: int) -
     counts = [_count(chain(*expected.values()), chain(*trained.values()), pattern)]
     if len(resumed) > 1:
         counts += [_count(expected[rank], trained[rank], patterns[rank], rank) for rank in resumed]
+    rank, process = next(iter(resumed.items()))
+    begins_training = process.updates[0].samples == reference[rank].updates[0].samples
+    counts = [
+        replace(
+            count,
+            updates=(first + 1, last),
+            is_first_order=begins_training and pattern == "other",
+        )
+        for count in counts
+    ]
+    # An epoch that is as long as the whole one was begun from its start.
+    length = find_epoch(process, 0)[1]
+    if first < start and length == end - first:
+        whole = _count(
+            _list_all(reference, first, end),
+            chain(_list_all(killed, first, start), _list_all(resumed, 0, length)),
+            pattern,
+        )
+        counts[0] = replace(
+            counts[0],
+            until=start + length,
+            twice_until=whole.twice,
+            never_until=whole.never,
+        )
     return counts
+
+
+def _list_all(ranks: Ranks, first: int, last: int) -> list[Any]:
+    return [
+        sample for trace in ranks.values() for sample in _list_samples(trace.updates[first:last])
+    ]
 
 
 def _list_samples(updates: Sequence[Update]) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phasetrain.addons.audit.auditor import Audit
 from phasetrain.addons.audit.cost import describe_cost
-from phasetrain.addons.audit.text import QUESTIONS
+from phasetrain.addons.audit.text import describe_question, list_effects
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 8
 
@@ -33,7 +33,8 @@ def _lines(audit: Audit, command: Sequence[str]) -> Iterator[str]:
     yield f"<pre>{escape(shlex.join(command))}</pre>"
     for check in audit.checks:
         verdict = "not exact" if check.exit_code else "exact"
-        yield f"<h2>{escape(QUESTIONS[check.name].capitalize())}: {verdict}</h2>"
+        question = describe_question(check)
+        yield f"<h2>{escape(question[0].upper() + question[1:])}: {verdict}</h2>"
         if check.curves:
             yield _draw(check.curves)
         for finding in check.findings:
@@ -42,6 +43,8 @@ def _lines(audit: Audit, command: Sequence[str]) -> Iterator[str]:
                 yield f"<p class=place>{escape(finding.place)}</p>"
             if finding.remedy:
                 yield f"<pre>{escape(finding.remedy)}</pre>"
+        if check.findings:
+            yield from (f"<p>{escape(line)}</p>" for line in list_effects(check))
         if check.cost is not None:
             yield f"<p>{escape(describe_cost(check.cost))}</p>"
     for note in audit.notes:

@@ -8,8 +8,10 @@ Each process writes one JSON object per line to `trace-PID.jsonl`:
 
 - `start`: version of torch, rank.
 - `update`: one optimizer step, with the samples, losses, options and digests of the state.
-- `epoch`: an iterator over a DataLoader has been made.
-- `save`, `load`, `file`: a checkpoint was written or read, or another file was written.
+- `epoch`: an iterator over a DataLoader is made; until the first update, with the digest of torch's
+  generator.
+- `save`, `load`, `file`: a checkpoint was written or read, or another file was written or renamed.
+- `read`: a file that may be a checkpoint was opened before the first update.
 - `stride`: how often the state is digested.
 - `failed`: the recording itself has failed, and ended.
 - `restore`: `load_state_dict` of a module, optimizer, schedule or scaler was called.
@@ -235,8 +237,7 @@ class Probe:
             reset(this, *args, **kwargs)
 
         def record_epoch(this: Any) -> Any:
-            if self.is_on:
-                self.write("epoch", workers=this.num_workers, place=_place())
+            self.record(self._on_epoch, this, _place())
             return make_iterator(this)
 
         def change_workers(this: Any, *args: Any, **kwargs: Any) -> None:
@@ -346,16 +347,29 @@ class Probe:
 
     def wrap_safetensors(self, module: Any) -> None:
         """Record the files of safetensors."""
-        save = module.save_file
+        save, load = module.save_file, module.load_file
 
         def record_save(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
             result = save(tensors, filename, *args, **kwargs)
             self.record(self._on_save, filename, tensors)
             return result
 
-        module.save_file = record_save
+        def record_load(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            result = load(filename, *args, **kwargs)
+            if self.is_on:
+                self.write("load", path=_path_of(filename), place=_place())
+            return result
+
+        module.save_file, module.load_file = record_save, record_load
 
     # Events
+
+    def _on_epoch(self, loader: Any, place: str) -> None:
+        # Before the iterator draws its seed, from torch's generator unless the loader has its own.
+        generator = None
+        if not self.updates:
+            generator = _digest([self._torch.default_generator.get_state()])
+        self.write("epoch", workers=loader.num_workers, place=place, generator=generator)
 
     def _on_batch(self, iterator: Any, batch: Any) -> None:
         began = time.perf_counter()
@@ -574,10 +588,13 @@ class Probe:
             flags = args[2] if isinstance(args[2], int) else 0
             writes = mode is not None and any(letter in mode for letter in "wax+")
             writes = writes or (mode is None and bool(flags & (os.O_WRONLY | os.O_RDWR)))
-            if not writes or name == self.path:
+            if name == self.path or (self.updates and not writes):
                 return
+            content = {"kind": "file" if writes else "read"}
+        else:
+            content = {"kind": "file", "source": _path_of(args[0])}
         if name.endswith(MODEL_FILES):
-            self.write("file", path=os.path.abspath(name))  # noqa: PTH100
+            self.write(**content, path=os.path.abspath(name))  # noqa: PTH100
 
     # State
 

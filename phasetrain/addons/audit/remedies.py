@@ -23,9 +23,13 @@ schedule.load_state_dict(checkpoint["schedule"])
                                                      # and step it once per update"""
 
 _GENERATORS = """\
-checkpoint["generators"] = (torch.get_rng_state(), numpy.random.get_state(), random.getstate())
-torch.set_rng_state(checkpoint["generators"][0])     # likewise numpy.random.set_state and
-random.setstate(checkpoint["generators"][2])         # torch.cuda.set_rng_state_all"""
+kind, keys, *rest = numpy.random.get_state()         # as a list, for weights_only=True
+checkpoint["generators"] = (torch.get_rng_state(), (kind, keys.tolist(), *rest), random.getstate())
+torch.set_rng_state(checkpoint["generators"][0])     # likewise torch.cuda.set_rng_state_all
+numpy.random.set_state(checkpoint["generators"][1])
+random.setstate(checkpoint["generators"][2])
+DataLoader(..., generator=generator)                 # if they are restored already: without it,
+                                                     # iter(loader) draws a seed from torch's"""
 
 PLAIN = {
     "start": """\
@@ -68,6 +72,12 @@ checkpoint["rest"] = {"updates": updates, ...}       # numbers and modules that 
 checkpoint["ema"] = ema.state_dict()                 # whatever the named key holds
 ema.load_state_dict(checkpoint["ema"])
                                                      # and update it once per optimizer step""",
+    "seed": """\
+generator = torch.Generator()
+DataLoader(..., generator=generator)                 # iter(loader) draws its seed from this one""",
+    "file": """\
+checkpoint["best"] = best
+best = checkpoint["best"]                            # before the first test""",
 }
 """Kind of a difference -> lines for a custom training loop."""
 

@@ -143,6 +143,7 @@ class Runner:
         records = self.scratch / f"records-{self.count}"
         records.mkdir()
         words = [word.replace(RUN, str(folder)) for word in command or self.command]
+        words[0] = _find_program(words[0], folder)
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -190,7 +191,11 @@ def _wait(
             start_new_session=True,
         )
     except OSError as error:
-        raise CannotAuditError(f"{shlex.join(words)} cannot be started: {error}") from None
+        raise CannotAuditError(
+            f"{shlex.join(words)} cannot be started: {error}. It runs in {cwd}, a copy of the "
+            "working folder unless {run} is in the command: give paths to what is not in it, such "
+            "as interpreters, from the root on"
+        ) from None
     try:
         Path(environment[FOLDER], LEADER).write_text(str(process.pid))
         return process.wait(timeout)
@@ -204,6 +209,15 @@ def _wait(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _find_program(program: str, folder: Path) -> str:
+    """Return the path of a program that is not in a copy of the working folder, such as
+    `../bin/python` or `.venv/bin/python`."""
+    is_relative = os.sep in program and not Path(program).is_absolute()
+    if is_relative and not (folder / program).exists() and Path(program).exists():
+        return os.path.abspath(program)  # noqa: PTH100 - a link of a virtual environment stays
+    return program
 
 
 def _kill_others(records: str) -> None:

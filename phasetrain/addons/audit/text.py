@@ -11,7 +11,7 @@ QUESTIONS = {
     "workers": "resumed with another number of workers",
     "second_kill": "killed again",
     "second_resume": "after a second kill",
-    "torn_save": "after a kill while a checkpoint was written",
+    "torn_save": "after a kill while {file} was written",
 }
 """Name of a check -> what it asks."""
 
@@ -25,7 +25,7 @@ def _lines(audit: Audit) -> Iterator[str]:
     yield audit.sentence
     for check in audit.checks:
         yield ""
-        yield f"{QUESTIONS[check.name]}: {'exact' if not check.exit_code else 'not exact'}"
+        yield f"{describe_question(check)}: {'exact' if not check.exit_code else 'not exact'}"
         for number, finding in enumerate(check.findings, 1):
             yield f"  {number}. {finding.sentence}"
             if finding.place:
@@ -33,7 +33,7 @@ def _lines(audit: Audit) -> Iterator[str]:
             for line in finding.remedy.splitlines():
                 yield f"       {line}"
         if check.findings:
-            yield from _list_effects(check)
+            yield from (f"  {line}" for line in list_effects(check))
         if check.cost is not None:
             yield f"  {describe_cost(check.cost)}"
     if audit.notes:
@@ -41,11 +41,17 @@ def _lines(audit: Audit) -> Iterator[str]:
         yield from audit.notes
 
 
-def _list_effects(check: Check) -> Iterator[str]:
+def describe_question(check: Check) -> str:
+    """Return what a check asks."""
+    return QUESTIONS[check.name].format(file=check.file)
+
+
+def list_effects(check: Check) -> Iterator[str]:
+    """Yield sentences that name the parts which differ besides the causes."""
     # Samples, weights and a loss follow from a cause. A generator may just not be saved.
     generators = [part for part in check.effects if part.startswith("generator.")]
     rest = [part for part in check.effects if part not in generators]
     if rest:
-        yield f"  As a consequence: {', '.join(rest)}."
+        yield f"As a consequence: {', '.join(rest)}."
     if generators:
-        yield f"  A consequence, or a cause as well: {', '.join(generators)}."
+        yield f"A consequence, or a cause as well: {', '.join(generators)}."

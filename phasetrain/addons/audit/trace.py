@@ -58,7 +58,7 @@ class Save:
 
     Attributes:
         after: number of updates before it.
-        path: the file; empty if it went to a buffer.
+        path: the file, by its last name; empty if it went to a buffer.
         leaves: path of a value in it -> its digest or value.
     """
 
@@ -76,8 +76,11 @@ class Trace:
         updates: optimizer steps, in order.
         saves: checkpoints written.
         loads: path of each checkpoint that was read, and by whom.
+        reads: files opened before the first update that may be checkpoints.
         restores: kinds of objects whose `load_state_dict` was called, and by whom.
         files: files written that may be checkpoints, in order, with the updates before each.
+        generators: digest of torch's generator before an iterator of a DataLoader was made, before
+            the first update -> where it was made.
         workers: most workers of a DataLoader.
         every: updates between two digests of the state; 0 if the run was too short to choose.
         share: cost of the probe, relative to the rest of a step, before it was spread.
@@ -94,6 +97,8 @@ class Trace:
     loads: Sequence[Mapping[str, Any]] = ()
     restores: Sequence[Mapping[str, Any]] = ()
     files: Sequence[tuple[int, str]] = ()
+    reads: Sequence[str] = ()
+    generators: Mapping[int, str] = field(default_factory=dict)
     workers: int = 0
     every: int = 0
     share: float = 0.0
@@ -120,6 +125,8 @@ class _Draft:
     loads: list[Mapping[str, Any]] = field(default_factory=list)
     restores: list[Mapping[str, Any]] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    generators: dict[int, str] = field(default_factory=dict)
     workers: int = 0
     rest: dict[str, Any] = field(default_factory=dict)
 
@@ -146,6 +153,8 @@ def read_trace(path: Path) -> Trace:
         draft.loads,
         draft.restores,
         draft.files,
+        draft.reads,
+        draft.generators,
         draft.workers,
         **draft.rest,
     )
@@ -171,12 +180,13 @@ def drop_undone(trace: Trace) -> Trace:
         updates=kept,
         saves=[replace(save, after=max(0, save.after - count)) for save in trace.saves],
         files=[(max(0, after - count), path) for after, path in trace.files],
+        reads=[*trace.reads, *(load["path"] for load in trace.loads if load["after"] <= count)],
         undone=count,
     )
 
 
 def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
-    event_kind, after = event["kind"], event["after"]
+    event_kind = event["kind"]
     if event_kind == "start":
         draft.rest.update(torch=event["torch"], rank=event["rank"], every=event["every"])
     elif event_kind == "stride":
@@ -186,17 +196,40 @@ def _add_event(draft: _Draft, event: Mapping[str, Any]) -> None:
         if "rank" in event:  # in the first one
             framework = next(iter(event["frameworks"]), "")
             draft.rest.update(rank=event["rank"], world=event["world"], framework=framework)
-    elif event_kind == "save":
-        draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
-    elif event_kind in ("load", "restore"):
-        {"load": draft.loads, "restore": draft.restores}[event_kind].append(event)
+    elif event_kind == "restore":
+        draft.restores.append(event)
     elif event_kind == "failed":
         draft.rest.update(failure=event["error"])
     elif event_kind == "epoch":
         draft.workers = max(draft.workers, event["workers"])
+        if event["generator"] is not None:
+            draft.generators[event["generator"]] = event["place"]
+    else:
+        _add_file_event(draft, event)
+
+
+def _add_file_event(draft: _Draft, event: Mapping[str, Any]) -> None:
+    event_kind, after = event["kind"], event["after"]
+    if event_kind == "load":
+        draft.loads.append(event)
+    if event_kind == "read" or (event_kind == "load" and not after):
+        draft.reads.append(event["path"])
+    if event_kind == "save":
+        draft.saves.append(Save(after, event["path"], event["leaves"], event["place"]))
+    if event_kind == "file":
+        _rename_saves(draft, event.get("source", ""), event["path"])
     # Both kinds, because torch.save writes without Python's `open`.
     if event_kind in ("file", "save") and event["path"]:
         draft.files.append((after, event["path"]))
+
+
+def _rename_saves(draft: _Draft, source: str, target: str) -> None:
+    """Give the newest checkpoint that was written as `source` its new name."""
+    for number in reversed(range(len(draft.saves))):
+        if source and draft.saves[number].path == source:
+            draft.saves[number] = replace(draft.saves[number], path=target)
+            draft.files = [file for file in draft.files if file[1] != source]
+            return
 
 
 def _read_update(event: Mapping[str, Any]) -> Update:

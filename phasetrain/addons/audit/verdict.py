@@ -74,6 +74,7 @@ class Check:
         cost: what the kill has cost; None for a question about a kill that has been asked before.
         samples: what became of the samples of the epoch, of all ranks and of each; empty if their
             order does not differ.
+        file: of a torn save, the name of its file with `#` for each number.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Check:
     curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     cost: Cost | None = None
     samples: Sequence[Samples] = ()
+    file: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the check as JSON data, without its curves."""
@@ -103,6 +105,8 @@ def make_findings(
     if all(item.kind == "generator" for item in counted):
         return [], [item.part for item in counted]
     possible = _drop_generators_of_other_ranks(counted)
+    if all(item.kind in ("generator", "file") for item in counted):
+        possible = [item for item in possible if item.kind == "file"]
     causes = [item for item in possible if not is_effect(item, _without(possible, item))]
     causes = _drop_unused_generators(causes, counted)
     findings = _merge(causes, samples, resumed, reference)
@@ -152,7 +156,7 @@ def _merge(
     for cause in causes:
         if cause.kind in ("schedule", "option"):
             key = "schedule"
-        elif cause.kind in ("optimizer", "generator", "checkpoint"):
+        elif cause.kind in ("optimizer", "generator", "checkpoint", "file"):
             key = cause.part
         else:
             key = cause.kind
@@ -160,13 +164,18 @@ def _merge(
             continue
         done.add(key)
         rank = cause.ranks[0] if cause.ranks else next(iter(reference))
+        place = _place(cause, resumed[rank])
+        remedy = find_remedy(cause.kind, reference[rank].framework, len(reference))
         sentence = _describe(cause, samples, reference[rank])
+        loader = _find_draw(cause, resumed[rank])
+        if loader is not None:
+            sentence, place, remedy = _describe_draw(cause), loader, find_remedy("seed", "")
         findings.append(
             Finding(
                 cause.kind,
                 _name_ranks(cause.ranks, len(reference)) + sentence,
-                _place(cause, resumed[rank]),
-                find_remedy(cause.kind, reference[rank].framework, len(reference)),
+                place,
+                remedy,
                 cause.part,
                 cause.update,
                 list(cause.ranks) if len(reference) > 1 else [],
@@ -222,6 +231,21 @@ def _describe(cause: Difference, samples: Sequence[Samples], reference: Trace) -
     return _describe_rest(cause, name, reference)
 
 
+def _find_draw(cause: Difference, resumed: Trace) -> str | None:
+    """Return where the iterator of a DataLoader was made that has moved torch's generator, which
+    had been restored; None if that is not the cause."""
+    is_start = cause.part == "generator.torch" and cause.at_start
+    return resumed.generators.get(cause.expected) if is_start else None
+
+
+def _describe_draw(cause: Difference) -> str:
+    return (
+        "Torch's generator was restored, and then the iterator of the DataLoader drew its seed "
+        "from it: dropout and other random operations draw other numbers from update "
+        f"{cause.update} on."
+    )
+
+
 def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
     when = "were not restored" if cause.at_start else f"differ from update {cause.update} on"
     if cause.kind == "weights":
@@ -234,9 +258,17 @@ def _describe_rest(cause: Difference, name: str, reference: Trace) -> str:
             f"The samples of update {cause.update} are the same and their contents differ: "
             "augmentation draws other random numbers."
         )
+    if cause.kind == "file":
+        name = cause.part.removeprefix("file.")
+        return (
+            f"{name} differs: it was last written after update {cause.actual}, and after update "
+            f"{cause.expected} in the run without a kill. What decides when it is written, such as "
+            "the best value, was not restored."
+        )
     return (
-        f"`{name}` in the checkpoint after update {cause.update} differs, so it was not restored "
-        "or is not updated as before."
+        f"`{name}` in {cause.actual or 'the checkpoint'}, written after update {cause.update}, "
+        "differs: it was not restored or is not updated as before. The trained weights are equal; "
+        "an average of them (EMA) differs if it begins again with the restored weights."
     )
 
 
@@ -252,9 +284,10 @@ def _describe_samples(cause: Difference, counts: Sequence[Samples]) -> str:
     samples = counts[0]
     sentence = ""
     if samples.twice or samples.never:
+        first, last = samples.updates
         sentence = (
             f"{samples.twice} of {samples.total} samples of the epoch were trained twice and "
-            f"{samples.never} never{_list_ranks(counts[1:])}: "
+            f"{samples.never} never{_list_ranks(counts[1:])}, in updates {first} to {last}: "
         )
     reason = {
         "again": "the loader starts its epoch again.",
@@ -263,7 +296,16 @@ def _describe_samples(cause: Difference, counts: Sequence[Samples]) -> str:
         "other": "the order of the samples is another one, because its generator or epoch was not "
         "restored.",
     }[samples.pattern]
-    return f"{sentence}{reason}" if sentence else f"{reason[0].upper()}{reason[1:]}"
+    sentence = f"{sentence}{reason}" if sentence else f"{reason[0].upper()}{reason[1:]}"
+    if samples.is_first_order:
+        sentence += " It begins with the first batch of the training, as epoch 1 did."
+    if samples.until:
+        sentence += (
+            f" The epoch was begun from its start: when it ends, after update {samples.until}, "
+            f"{samples.twice_until} of its samples were trained twice and {samples.never_until} "
+            "never."
+        )
+    return sentence
 
 
 def _list_ranks(counts: Sequence[Samples]) -> str:

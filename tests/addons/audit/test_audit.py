@@ -119,6 +119,7 @@ def test_each_part_that_is_not_restored_is_named_once(verdict: Audit) -> None:
     ]
     # Updates 6 to 8 would have ended the epoch with samples 20 to 31; they had 0 to 11.
     assert check.findings[0].sentence.startswith("12 of 32 samples of the epoch were trained twice")
+    assert "in updates 1 to 8" in check.findings[0].sentence
     assert [finding.place.rpartition("/")[2] for finding in check.findings] == [
         "train.py:18",
         *["train.py:14"] * 3,
@@ -425,17 +426,22 @@ def test_runs_that_write_the_same_file_are_not_compared(
 )
 def test_a_new_start_says_what_was_read(loads: tuple[Any, ...], is_same: bool, words: str) -> None:
     update = Update(1, (), (), (), (), {}, None, None, {}, "gan.py:3", "gan.py:7")
-    killed = Finished(-9, [Trace([update], files=[(1, "/run/gan.pth")])], "", Path())
     trace = Trace([update], loads=loads)
-    check = _explain_new_start("resume", killed.trace, killed, trace, is_same=is_same)
+    written = ["/run/gan.pth"] if is_same else []
+    check = _explain_new_start("resume", Trace([update]), 1, trace, written)
     assert words in check.sentence
     assert check.findings[0].code == "start"
 
 
-def test_a_generator_that_differs_may_be_a_cause_as_well() -> None:
+def test_a_generator_that_differs_may_be_a_cause_as_well(tmp_path: Path) -> None:
     finding = Finding("samples", "The order differs.")
     check = Check("resume", 1, "Not exact.", [finding], ["generator.torch", "loss", "weights"])
-    assert format_audit(Audit(1, "Not exact.", [check])).splitlines()[-2:] == [
-        "  As a consequence: loss, weights.",
-        "  A consequence, or a cause as well: generator.torch.",
+    lines = [
+        "As a consequence: loss, weights.",
+        "A consequence, or a cause as well: generator.torch.",
     ]
+    found = Audit(1, "Not exact.", [check])
+    assert format_audit(found).splitlines()[-2:] == [f"  {line}" for line in lines]
+    write_page(found, ["train"], tmp_path / "audit.html")
+    page = tmp_path.joinpath("audit.html").read_text().splitlines()
+    assert page[-3:-1] == [f"<p>{line}</p>" for line in lines]

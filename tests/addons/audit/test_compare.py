@@ -1,10 +1,14 @@
 """What a comparison of two records finds: equal and shifted runs, written by hand."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from phasetrain.addons.audit.compare import (
     Samples,
@@ -23,6 +27,7 @@ from phasetrain.addons.audit.cost import (
     format_time,
     measure_cost,
 )
+from phasetrain.addons.audit.remedies import find_remedy
 from phasetrain.addons.audit.trace import Save, Trace, Update, drop_undone
 from phasetrain.addons.audit.verdict import make_findings
 
@@ -103,6 +108,9 @@ def test_the_part_that_differs_is_named(changes: dict[str, Any], part: str, at_s
         ([6, 4, 2], Samples(8, 0, 0, "skipped")),
         ([2, 6, 6], Samples(8, 2, 2, "late")),
         ([5, 1, 3], Samples(8, 1, 1, "other")),
+        # The epoch is begun again and trained to its end: nothing is left out of that.
+        ([0, 2, 4, 6], Samples(8, 2, 2, "again", until=9, twice_until=2)),
+        ([0, 2, 4, 0], Samples(8, 2, 2, "again")),
     ],
 )
 def test_samples_that_were_trained_twice_or_never_are_counted(
@@ -110,7 +118,19 @@ def test_samples_that_were_trained_twice_or_never_are_counted(
 ) -> None:
     updates = [one(6 + number, sample) for number, sample in enumerate(samples)]
     other = {"0": run(updates, start=5)}
-    assert count_samples({"0": REFERENCE}, {"0": KILLED}, other, 5) == [expected]
+    found = count_samples({"0": REFERENCE}, {"0": KILLED}, other, 5)
+    assert found == [replace(expected, updates=(5, 8))]
+
+
+@pytest.mark.parametrize(("sample", "is_first"), [(0, True), (1, False)])
+def test_the_order_of_the_first_epoch_is_recognised(sample: int, is_first: bool) -> None:
+    shuffled = [one(number) for number in range(1, 5)]
+    shuffled += [one(4 + number, sample) for number, sample in enumerate((6, 2, 4, 0), 1)]
+    shuffled[-1] = one(8, samples=((1, 0),))
+    other = {"0": run([one(6, sample), one(7, 2), one(8, 4)], start=5)}
+    reference, killed = {"0": run(shuffled)}, {"0": run(shuffled[:7])}
+    (found,) = count_samples(reference, killed, other, 5)
+    assert (found.pattern, found.is_first_order, found.updates) == ("other", is_first, (5, 8))
 
 
 def test_an_epoch_ends_before_a_sample_that_it_has_seen() -> None:
@@ -149,6 +169,17 @@ def test_a_checkpoint_is_compared_with_that_of_the_same_update() -> None:
     again = replace(resumed(), saves=[Save(5, "b.pt", {"ema.0": 0, "model.0": 2}, "train.py:5")])
     found = compare(saved, again, 5)
     assert [(one.part, one.update) for one in found] == [("checkpoint.ema", 10)]
+    # Of several files, those with the same name; and the file is named.
+    first, second = Save(10, "best.pt", {"net.0": 1}, ""), Save(10, "last.pt", {"net.0": 2}, "")
+    saved = replace(REFERENCE, saves=[first, second])
+    again = replace(
+        resumed(), saves=[replace(first, after=5, leaves={"net.0": 9}), replace(second, after=5)]
+    )
+    found = compare(saved, again, 5)
+    assert [(one.part, one.update) for one in found] == [("checkpoint.net", 10)]
+    (finding,) = make_findings(found, [], {"0": again}, {"0": saved})[0]
+    assert "`net` in best.pt" in finding.sentence
+    assert "EMA" in finding.sentence
 
 
 @pytest.mark.parametrize(
@@ -311,3 +342,39 @@ def test_updates_before_an_optimizer_that_begins_with_the_first_weights_are_undo
 def test_samples_are_not_compared_if_one_run_reads_without_a_loader() -> None:
     without = run([one(number, samples=(), content=()) for number in range(6, 13)], start=5)
     assert compare(REFERENCE, without, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("generators", "place", "is_seed"),
+    [
+        ({}, "train.py:9", False),
+        ({6: "a.py:1"}, "train.py:9", False),
+        ({7: "a.py:1"}, "a.py:1", True),
+    ],
+)
+def test_a_generator_that_the_loader_moves_after_the_load_is_told(
+    generators: dict[int, str], place: str, is_seed: bool
+) -> None:
+    # Update 6 had digest 7 before its forward pass; here 8, and 7 before the iterator was made.
+    other = replace(resumed(generators={"torch": 8}, loss_digests=(0,)), generators=generators)
+    found = merge_ranks({"0": compare(REFERENCE, other, 5)})
+    (finding,) = make_findings(found, [], {"0": other}, {"0": REFERENCE})[0]
+    assert (finding.code, finding.part, finding.place) == ("generator", "generator.torch", place)
+    assert finding.remedy == find_remedy("seed" if is_seed else "generator", "")
+
+
+def test_the_remedy_for_generators_can_be_run(tmp_path: Path) -> None:
+    checkpoint: dict[str, Any] = {}
+    save, load = find_remedy("generator", "").split("torch.set_rng_state", 1)
+    names: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "torch": torch,
+        "numpy": numpy,
+        "random": random,
+    }
+    exec(save, names)
+    torch.save(checkpoint, tmp_path / "last.pt")
+    expected = [torch.rand(1).item(), numpy.random.rand(), random.random()]
+    names["checkpoint"] = torch.load(tmp_path / "last.pt", weights_only=True)
+    exec("torch.set_rng_state" + load.partition("DataLoader")[0], names)
+    assert [torch.rand(1).item(), numpy.random.rand(), random.random()] == expected

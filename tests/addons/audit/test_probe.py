@@ -14,7 +14,7 @@ import torch
 
 from phasetrain.addons.audit import probe
 from phasetrain.addons.audit.probe import FOLDER, OPTIONS, Probe
-from phasetrain.addons.audit.runs import SITE, CannotAuditError, Runner, _find_error
+from phasetrain.addons.audit.runs import SITE, CannotAuditError, Runner, _find_error, _find_program
 from phasetrain.addons.audit.trace import read_trace
 
 WEIGHTS = """
@@ -53,6 +53,9 @@ def test_the_probe_changes_no_bit(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("trace-*.jsonl")
     trace = read_trace(path)
     assert (len(trace.updates), trace.saves, trace.failure) == (24, [], "")
+    # The first iterator is made with the generator as it was, before it draws its seed.
+    assert len(trace.generators) == 1
+    assert trace.updates[0].generators["torch"] not in trace.generators
     # The first one contains the start of the process with the import of torch.
     assert trace.updates[0].seconds > max(update.seconds for update in trace.updates[1:]) > 0
 
@@ -228,5 +231,28 @@ def test_a_command_that_is_missing_is_named(
     tmp_path.joinpath("here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     runner = Runner(["no-such-command"], tmp_path, 60)
-    with pytest.raises(CannotAuditError, match="no-such-command"):
+    with pytest.raises(CannotAuditError, match=r"no-such-command.*copy of the working folder"):
         runner.run(runner.new_folder("run"), {})
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("../bin/python", "{base}/bin/python"),
+        (".venv/bin/python", "{base}/here/.venv/bin/python"),  # is not copied
+        ("./train.sh", "./train.sh"),
+        ("../bin/missing", "../bin/missing"),
+        ("python", "python"),
+        ("/bin/sh", "/bin/sh"),
+    ],
+)
+def test_a_program_outside_of_the_copied_folder_is_found(
+    program: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("bin", "here/.venv/bin"):
+        tmp_path.joinpath(name).mkdir(parents=True)
+        tmp_path.joinpath(name, "python").symlink_to(sys.executable)
+    tmp_path.joinpath("here/train.sh").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    folder = Runner([program], tmp_path / "scratch", 60).new_folder("run")
+    assert _find_program(program, folder) == expected.format(base=tmp_path)
