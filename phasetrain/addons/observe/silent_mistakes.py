@@ -7,7 +7,6 @@ from torch import nn
 from phasetrain.addons.observe.changed_buffers import check_changed_buffers
 from phasetrain.addons.observe.ignored_targets import check_ignored_targets
 from phasetrain.addons.observe.mirrored_points import check_mirrored_points
-from phasetrain.addons.observe.padded_targets import check_padded_targets
 from phasetrain.addons.observe.whole_facts import check_whole_facts
 from phasetrain.app.preflight.run_spec import RunSpec
 from phasetrain.losses import FunctionLoss
@@ -40,7 +39,10 @@ def warn_of_silent_mistakes(run_spec: RunSpec, task: Task) -> None:
 
         check_replaced_methods(task)
     check_ignored_targets(run_spec, task)
-    check_padded_targets(run_spec, task)
+    if any(split.section.collate != "stack" for split in run_spec.data.values()):
+        from phasetrain.addons.observe.padded_targets import check_padded_targets
+
+        check_padded_targets(run_spec, task)
     check_mirrored_points(run_spec)
     check_whole_facts(run_spec.data, task.parts.facts)
     if task.parts.weights is not None:
