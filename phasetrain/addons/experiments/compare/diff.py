@@ -488,7 +488,7 @@ def _read_ledger(storage: Storage, path: str) -> Ledger:
 
 
 def _read_promised(storage: Storage, root: str) -> dict[str, Any]:
-    """Return what the newest checkpoint promises; empty without a checkpoint."""
+    """Return promised.json of the newest checkpoint; empty without a checkpoint."""
     saved, _ = list_checkpoints(storage, root)
     content = storage.read_json(f"{root}/{saved[-1].name}/promised.json") if saved else None
     # A file of another form compares nothing, as if there were no checkpoint.

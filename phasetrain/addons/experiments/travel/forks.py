@@ -36,7 +36,7 @@ class Goal:
         name: `loss`, of an update, or `SPLIT/METRIC`.
         update: the update with this loss, or the last one before the test.
         suspect: the update whose batch is suspected first.
-        spike: the value, and what would be usual.
+        spike: the value, and the usual value.
         sign: -1 if a small value of the metric is bad, 1 otherwise; the values of the spike are
             multiplied by it.
     """

@@ -48,6 +48,9 @@ COLUMNS = {
 }
 """Column -> meaning."""
 
+ACCESS = frozenset({"dataset_of", "samples_of"})
+"""Methods of the parts of a task by which a hook reaches a dataset."""
+
 UPDATE_COLUMNS = ("update", "loss", "lr", "gradient_norm", "samples", "skipped")
 """Columns of the table `updates` of a query, from the ledger."""
 
@@ -325,12 +328,12 @@ def _cut_range(options: OrderOptions, order: SampleOrder) -> tuple[int, int]:
 
 
 def _find_acting_hook(past: PastRun) -> str | None:
-    """Return the label of a custom hook whose methods ask for a dataset and that does not only
-    observe."""
+    """Return the label of a custom hook whose methods ask for a dataset or its samples and that
+    does not only observe."""
     for label, section in past.setup.config.HOOKS.items():
         hook_class: Any = HOOKS.find(section.get("name", label), f"HOOKS.{label}.name")
         methods = [value for value in vars(hook_class).values() if isinstance(value, FunctionType)]
-        asks = any("dataset_of" in method.__code__.co_names for method in methods)
+        asks = any(ACCESS & {*method.__code__.co_names} for method in methods)
         if asks and not getattr(hook_class, "observe_only", False):
             return str(label)
     return None

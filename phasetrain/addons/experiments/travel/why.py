@@ -353,7 +353,7 @@ def _make_sentence(goal: Goal, cause: Cause | None, forks: Forks) -> str:
 
 
 def _show_sample(visit: Visit, score: SampleScore) -> dict[str, Any]:
-    """Return the facts about a sample of the update before which a visit stands, for programs.
+    """Return the facts about a sample of the next update of a visit, for programs.
 
     Returns:
         `id`, `place`, `loss` and `gradient_norm` as measured alone; `input` and `target` as text;

@@ -174,6 +174,13 @@ class MoveOn(Hook):
         run.task.parts.dataset_of("train").first = 720 if phase.epoch else 0
 
 
+class MoveOnBySamples(Hook):
+    """The same, by the samples in use."""
+
+    def on_phase_start(self, run: Run, phase: Phase) -> None:
+        run.task.parts.samples_of("train").dataset.first = 720 if phase.epoch else 0
+
+
 def sample_half(source: SampleSource) -> Any:
     """Return an order of the half of the samples that a hook has chosen."""
 
@@ -185,11 +192,12 @@ def sample_half(source: SampleSource) -> Any:
     return order
 
 
+@pytest.mark.parametrize("hook", ["MoveOn", "MoveOnBySamples"])
 def test_order_that_a_hook_changes_is_exit_code_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], hook: str
 ) -> None:
     words = (
-        f"HOOKS.move={{name: {__name__}.MoveOn}}",
+        f"HOOKS.move={{name: {__name__}.{hook}}}",
         f"DATA.TRAIN.sampler={__name__}.sample_half",
     )
     train(tmp_path, *words, "RUN.pause_at=5")
