@@ -93,7 +93,7 @@ class StateWatch(Protocol):
         ...
 
     def close(self) -> object:
-        """End what `open_phase` has begun."""
+        """Stop recording assignments, which `open_phase` begins."""
         ...
 
 
@@ -114,7 +114,7 @@ def watch_held_state(
     inexact: Collection[str],
     begin: Callable[[HeldState, int], None],
 ) -> StateWatch | None:
-    """Return what finds values that no checkpoint contains; None, with a note, if no add-on does.
+    """Return a watch for values that no checkpoint contains; None, with a note, if no add-on does.
 
     Args:
         accept: gets sentences about such values, with their records, and the number of updates;

@@ -83,7 +83,7 @@ class Audit:
         exit_code: 0 exact, 1 differs, 2 could not be audited, 3 not deterministic.
         sentence: the verdict in one sentence.
         checks: the questions and their answers, in the order in which they were asked.
-        notes: what was not seen, and what it costs.
+        notes: parts that were not seen, and the consequences.
         framework: the training framework, or empty for a custom loop.
         ranks: the ranks that were compared, if there are several.
     """
@@ -97,7 +97,7 @@ class Audit:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is not restored, of all checks."""
+        """The parts that are not restored, of all checks."""
         return [finding for check in self.checks for finding in check.findings]
 
     def to_json(self) -> dict[str, Any]:
@@ -513,7 +513,7 @@ def _compare_ranks(reference: Ranks, others: Ranks, start: int = 0) -> list[Diff
 
 
 def _require_equal_ranks(first: Finished, other: Finished, name: str) -> None:
-    """Reject a run whose ranks are not those of the first one.
+    """Reject a run that has other ranks than the first one.
 
     Raises:
         CannotAuditError: they are not.

@@ -46,9 +46,9 @@ class Difference:
         update: first update of the unbroken run in which it differs.
         at_start: whether it differs before the first update after the start of the process, so that
             it was not restored.
-        expected: what the unbroken run had, where it can be shown.
-        actual: what this run had.
-        ranks: ranks of which the part differs in this update.
+        expected: the value in the unbroken run, where it can be shown.
+        actual: the value in this run.
+        ranks: ranks whose part differs in this update.
     """
 
     part: str
@@ -66,7 +66,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Samples:
-    """What became of the samples of the epoch in which a run was resumed.
+    """Samples of the epoch in which a run was resumed that were trained twice or never.
 
     Attributes:
         total: samples of the epoch in the unbroken run, as far as both runs can be compared.
@@ -75,12 +75,12 @@ class Samples:
         pattern: `again` (the epoch starts over), `skipped` (batches are left out), `late` (equal
             at first), `other` (another order).
         rank: of the process that trained them; empty for all ranks together.
-        updates: first and last update of the unbroken run of which the samples are.
+        updates: first and last update of the unbroken run whose samples are counted.
         is_first_order: whether the resumed process begins with the first batch of the training,
             in a later epoch.
         until: last update of the epoch that the resumed process began from its start; 0 if it did
             not, or did not end it.
-        twice_until: samples trained twice until then, of those of the epoch.
+        twice_until: samples of the epoch trained twice until then.
         never_until: samples not trained until then.
     """
 

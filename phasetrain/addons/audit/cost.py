@@ -1,4 +1,4 @@
-"""What a kill has cost: the updates after the last checkpoint, and the time that they took."""
+"""The cost of a kill: the updates after the last checkpoint, and the time that they took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 @dataclass(frozen=True)
 class Cost:
-    """What was lost by one kill; times are those of the run that was not killed.
+    """Loss by one kill; times are taken from the run that was not killed.
 
     Attributes:
         kill_at: updates that were made before the kill.
@@ -32,7 +32,7 @@ class Cost:
 
 
 def measure_cost(unbroken: Ranks, killed: Ranks, resumed: Ranks, start: int) -> Cost:
-    """Return what a kill has cost.
+    """Return the cost of a kill.
 
     Args:
         unbroken: records of the run that was not killed.
@@ -72,7 +72,7 @@ def describe_cost(cost: Cost) -> str:
 
 
 def describe_worst_kill(unbroken: Ranks, points: Sequence[int]) -> str:
-    """Return what the worst kill of the unbroken run would lose, as a sentence.
+    """Return a sentence about the loss by the worst kill of the unbroken run.
 
     Args:
         unbroken: records of the run that was not killed.

@@ -240,7 +240,7 @@ def _kill_marked(mark: bytes) -> int:
 
 
 def _find_error(lines: Sequence[str]) -> Sequence[str]:
-    """Return lines of output without what torchrun says about an error, and without the errors of
+    """Return lines of output without torchrun's report of an error, and without the errors of
     other ranks than the first one that fails, which may follow from it."""
     ends = [number for number, line in enumerate(lines) if LAUNCHER_ERROR.search(line)]
     kept, first = [], ""

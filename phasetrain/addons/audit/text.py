@@ -42,7 +42,7 @@ def _lines(audit: Audit) -> Iterator[str]:
 
 
 def describe_question(check: Check) -> str:
-    """Return what a check asks."""
+    """Return the question of a check."""
     return QUESTIONS[check.name].format(file=check.file)
 
 

@@ -71,8 +71,8 @@ class Check:
         findings: the differences, causes first.
         effects: parts that differ as a consequence.
         curves: name -> losses per update, for the page.
-        cost: what the kill has cost; None for a question about a kill that has been asked before.
-        samples: what became of the samples of the epoch, of all ranks and of each; empty if their
+        cost: cost of the kill; None for a question about a kill that has been asked before.
+        samples: counts of the samples of the epoch, of all ranks and of each; empty if their
             order does not differ.
         file: of a torn save, the name of its file with `#` for each number.
     """

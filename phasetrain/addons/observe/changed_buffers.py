@@ -93,8 +93,8 @@ def check_changed_buffers(run_spec: RunSpec, task: Task) -> None:
 
 
 def _list_frozen_norms(task: Task, phase: Phase) -> Iterator[tuple[str, _NormBase]]:
-    """Yield each norm layer with running statistics and frozen weights, except what the config
-    freezes, and what belongs to a copy of trained modules, such as a momentum encoder."""
+    """Yield each norm layer with running statistics and frozen weights, except those that the
+    config freezes, and those in a copy of trained modules, such as a momentum encoder."""
     model = task.parts.model
     schedule = task.parts.freeze_schedule
     # After MODEL.freeze_updates, whose weights are trained later.

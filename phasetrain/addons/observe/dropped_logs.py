@@ -19,7 +19,7 @@ def warn_of_dropped_logs() -> None:
     """Let `phasetrain.log` warn, once for each event of a hook, of numbers that nothing takes; call
     this when a run begins.
 
-    What a module logs that a hook calls is left out: it may run outside of steps.
+    Logs of a module that a hook calls are left out: it may run outside of steps.
     """
     warned: set[tuple[str, str]] = set()
 

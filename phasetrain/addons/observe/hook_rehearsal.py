@@ -105,7 +105,7 @@ def rehearse_hooks(
     Args:
         engine: the run, before its first step.
         setup: its config.
-        values: compares what hooks set in the copies; None: they set nothing.
+        values: compares the values that hooks set in the copies; None: they set none.
 
     Raises:
         ConfigError: a hook fails, and its errors end a run (code `hook.rehearsal`), or hooks set
@@ -284,7 +284,8 @@ def _prepare_copy(
 def _resume(
     engine: PhaseEngine[Task, Hooks], hooks: Mapping[str, Hook], scratch: str, index: int, step: int
 ) -> list[tuple[str, list[str]]]:
-    """Resume from the state that the rehearsal has stored, and return what hooks set otherwise.
+    """Resume from the state that the rehearsal has stored, and return the values that hooks set
+    otherwise.
 
     Args:
         engine: the run.

@@ -27,8 +27,8 @@ WAYS = (
 def list_longer_warnings(
     run_spec: RunSpec, loaded: LoadedCheckpoint, task: Task, state: RunState
 ) -> list[str]:
-    """Return warnings of what depends on the length of a run that was made longer: its learning
-    rate, and parts that were built with a fact of the plan.
+    """Return warnings of settings that depend on the length of a run that was made longer: its
+    learning rate, and parts that were built with a fact of the plan.
 
     Args:
         run_spec: the run.

@@ -219,7 +219,7 @@ def _compare_perturbed(
 
 
 def _find_deviation(cuts: Sequence[_Cut]) -> _Cut | None:
-    """Return the first comparison whose values differ by more than rounding; what is NaN is left
+    """Return the first comparison whose values differ by more than rounding; NaN is left
     to the checks of numbers that are not finite."""
     for cut in cuts:
         if not math.isnan(cut.whole) and not math.isclose(

@@ -14,8 +14,8 @@ CALLS = 2
 
 
 def perturb_tensors(value: Any, generator: torch.Generator) -> Any:
-    """Return floating-point tensors with noise of their own scale, which rises from row to row, so
-    that the losses of samples differ.
+    """Return floating-point tensors with noise in proportion to their scale, which rises from row
+    to row, so that the losses of samples differ.
 
     Numbers in [0, 1], such as probabilities, stay there, and tensors of one sign keep it.
 

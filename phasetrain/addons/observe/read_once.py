@@ -1,4 +1,4 @@
-"""Warns of hooks that change what a run reads of a dataset only once, before its first step."""
+"""Warns of hooks that change values of a dataset that a run reads once, before its first step."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ def _find_method(sampler: str | Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 class _Watch:
-    """The batches of a split, with a warning if its dataset is not what it was at the start.
+    """The batches of a split, with a warning if its dataset has changed since the start.
 
     Args:
         loader: the loader.

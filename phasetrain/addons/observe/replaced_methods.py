@@ -13,7 +13,7 @@ RENAMED = frozenset({"forward", "train_step", "test_step", "weight_of"})
 
 
 def check_replaced_methods(task: Task) -> None:
-    """Reject a method of a custom task whose parameters are not those of the public method of
+    """Reject a method of a custom task whose parameters differ from those of the public method of
     phasetrain that it replaces: a run would call it with other arguments.
 
     Args:

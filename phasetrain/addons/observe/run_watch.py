@@ -1,4 +1,4 @@
-"""What a run looks at between steps and phases: state that no checkpoint contains, modes that the
+"""Checks between steps and phases: state that no checkpoint contains, modes that the
 next phase undoes, and monitored metrics that nothing measures."""
 
 import logging

@@ -1,9 +1,9 @@
 """Values, weights and buffers that custom hooks set in `on_start` and `on_phase_start`.
 
 A resume calls these events again, with other weights and at another position. So each checkpoint
-has digests of the values that they have set, and a resume compares them before its first step. What
-the checkpoint has restored must not change in these events. With several ranks, a hook that runs on
-rank 0 only must not change the weights.
+has digests of the values that they have set, and a resume compares them before its first step.
+Values that the checkpoint has restored must not change in these events. With several ranks, a hook
+that runs on rank 0 only must not change the weights.
 """
 
 import logging
@@ -114,7 +114,7 @@ def is_acting(hook: Hook) -> bool:
 class StartValues(Hook):
     """Compares the values that hooks set when an attempt starts with those of the attempt before.
 
-    Its opening events come after those of all other hooks.
+    Its opening events come after all other hooks.
 
     Args:
         hooks: the hooks of the run.
@@ -158,7 +158,7 @@ class StartValues(Hook):
         self._compares_ranks = False
 
     def around(self, label: str, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Look for what a hook sets in an event."""
+        """Look for values that a hook sets in an event."""
         hook = self._hooks.by_label.get(label)
         if hook is None or not is_acting(hook):
             return call
@@ -459,7 +459,7 @@ def _hash_values(
     Args:
         state: has the owners of the values.
         helds: the values.
-        clocks: what each clock has shown before and after the event that has set them.
+        clocks: time of each clock before and after the event that has set them.
     """
     owners = {id(held.owner) for held in helds.values()}
     some = copy(state)  # other owners may hold large arrays

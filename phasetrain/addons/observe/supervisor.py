@@ -274,7 +274,7 @@ def _heartbeat_folder() -> Iterator[str]:
 
 
 def _advise(hang: Hang) -> str:
-    """Return what to do about a hang that happens again."""
+    """Return advice about a hang that happens again."""
     if hang.heartbeat is not None and hang.heartbeat.activity == "data":
         return (
             f"`phasetrain order {hang.heartbeat.folder} --update {hang.heartbeat.updates + 1}` "

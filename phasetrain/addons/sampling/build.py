@@ -16,7 +16,7 @@ from phasetrain.tasks.build.sections import BuildContext
 
 
 class Mixture(Protocol):
-    """What is used of a `MixedDataset`."""
+    """The used part of the interface of a `MixedDataset`."""
 
     sources: Mapping[str, Samples]
     source_lengths: Mapping[str, int]

@@ -104,8 +104,8 @@ def build_order(
 
 
 def find_source_builder(dataset: Any) -> SourceBuilder | None:
-    """Return what makes reader and order of a dataset that composes batches itself, as one with a
-    number of samples of each source per batch; None for any other one."""
+    """Return the builder of reader and order of a dataset that composes batches itself, as one with
+    a number of samples of each source per batch; None for any other one."""
     builder: SourceBuilder | None = getattr(dataset, "build_sources", None)
     return builder
 
